@@ -1,0 +1,57 @@
+"""The errors that tfpipe and beam_jobs raise, as one tree.
+
+    TfpipeError                  whatever went wrong, in words meant for the user
+    ├── UsageError               an argument or option is wrong (also a ValueError)
+    ├── SchemaError              a schema is malformed, or two schemas disagree
+    ├── ManifestError            no manifest, an unknown version, or it does not match its shards
+    │   └── ShardError           one shard is damaged: file, record index, offset
+    ├── RecordError              an input record can't be taken: origin, column, value
+    ├── OutputError              an output place can't be used, or was not written as asked
+    ├── ClusterError             TF_CONFIG, an unreachable peer, a worker that died
+    └── MeasurementError         a measurement that would mislead is refused
+
+Every message says what must hold, what was found and where, and the remedy. A command
+prints the message without a traceback and exits with the class's `exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class TfpipeError(Exception):
+    """Base of every error meant for the user."""
+
+    exit_code = 1
+
+
+class UsageError(TfpipeError, ValueError):
+    """An argument or option is wrong."""
+
+    exit_code = 2
+
+
+class SchemaError(TfpipeError):
+    """A schema is malformed, or data and schema disagree."""
+
+
+class ManifestError(TfpipeError):
+    """A dataset directory has no usable manifest."""
+
+
+class ShardError(ManifestError):
+    """One shard is damaged or is not the file that the manifest describes."""
+
+
+class RecordError(TfpipeError):
+    """An input record can't be taken as it is."""
+
+
+class OutputError(TfpipeError):
+    """An output place can't be used, or does not hold what was written."""
+
+
+class ClusterError(TfpipeError):
+    """The cluster is described wrongly, incomplete, or lost a worker."""
+
+
+class MeasurementError(TfpipeError):
+    """A measurement that would mislead is refused."""
