@@ -16,6 +16,9 @@ prints the message without a traceback and exits with the class's `exit_code`.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 
 class TfpipeError(Exception):
     """Base of every error meant for the user."""
@@ -55,3 +58,25 @@ class ClusterError(TfpipeError):
 
 class MeasurementError(TfpipeError):
     """A measurement that would mislead is refused."""
+
+
+def run_command(command: Callable[[], int | None]) -> int:
+    """Runs a command line's body and turns errors meant for the user into its exit code.
+
+    Args:
+        command: the body; None stands for 0.
+
+    Returns:
+        0 if it succeeded, the error's `exit_code` after printing its message, 130 after Ctrl-C.
+
+    Raises:
+        Exception: whatever is not meant for the user: a fault of ours keeps its traceback.
+    """
+    try:
+        return command() or 0
+    except TfpipeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
