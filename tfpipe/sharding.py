@@ -122,7 +122,9 @@ def plan_epoch(
     shares = share(counts=counts, num_workers=num_workers, sharding=sharding)
     records = tuple(sum(counts[index] for index in indices) for indices in shares)
     if drop_remainder:
-        steps = min(r // per_worker_batch_size for r in records)
+        # Under "file" a worker reads global batches, and each one serves num_workers steps.
+        unit = num_workers if sharding == "file" else 1
+        steps = min(r // (per_worker_batch_size * unit) for r in records) * unit
         if steps == 0:
             raise UsageError(
                 f"every worker must have at least one full batch, got per_worker_batch_size "
