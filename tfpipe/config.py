@@ -149,7 +149,6 @@ class TrainerConfig(_Config):
         steps: steps of each phase in each round.
         rounds: times the phases are gone through, interleaved.
         warmup: steps before the first round, not counted.
-        baseline: whether one worker alone is measured too, for the speed-up.
         epochs: epochs trained for real after the measurement; 0 only measures.
         start_timeout_s: how long a worker waits for its peers at the start.
         collective_timeout_s: how long a step waits for its peers.
@@ -161,7 +160,6 @@ class TrainerConfig(_Config):
     steps: int = 50
     rounds: int = 5
     warmup: int = 10
-    baseline: bool = False
     epochs: int = 0
     start_timeout_s: int = 60
     collective_timeout_s: int = 120

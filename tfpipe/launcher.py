@@ -88,7 +88,11 @@ class _Worker:
 
     @property
     def failed(self) -> bool:
-        return self.error is not None or self.process.poll() not in (None, 0)
+        if self.result is not None:
+            return False
+        code = self.process.poll()
+        # A worker that ended well may still have its result in the pipe.
+        return self.error is not None or (code is not None and (code != 0 or not self.open))
 
 
 def run_workers(
@@ -96,7 +100,7 @@ def run_workers(
     environments: Mapping[int, Mapping[str, str]],
     *,
     log_dir: Path,
-    stall_timeout_s: float,
+    start_timeout_s: float,
     on_progress: Callable[[int, dict[str, Any]], None],
 ) -> dict[int, Any]:
     """Runs worker processes on this machine until all have ended well.
@@ -105,7 +109,8 @@ def run_workers(
         command: the same for each worker.
         environments: by worker index, variables added to this process's environment.
         log_dir: gets `worker-{index}.log` with each worker's output.
-        stall_timeout_s: the longest a worker may go without a sign of progress, in seconds.
+        start_timeout_s: the longest a worker may go without a sign of life before it sends
+            "started"; from then on TensorFlow's own timeout of collectives bounds a wait.
         on_progress: called with the worker's index and its event.
 
     Returns:
@@ -125,7 +130,7 @@ def run_workers(
                 worker, pipe = _start(command, index, environment, log_dir)
                 workers.append(worker)
                 selector.register(pipe, selectors.EVENT_READ, worker)
-            _watch(workers, selector, stall_timeout_s, on_progress)
+            _watch(workers, selector, start_timeout_s, on_progress)
         return {worker.index: worker.result for worker in workers}
     finally:
         _end(workers)
@@ -163,7 +168,7 @@ def _start(
 def _watch(
     workers: list[_Worker],
     selector: selectors.BaseSelector,
-    stall_timeout_s: float,
+    start_timeout_s: float,
     on_progress: Callable[[int, dict[str, Any]], None],
 ) -> None:
     first_failure_s: float | None = None
@@ -182,10 +187,10 @@ def _watch(
         if first_failure_s is not None and now - first_failure_s > _GRACE_S:
             break
         for worker in workers:
-            if worker.process.poll() is None and now - worker.last_sign_s > stall_timeout_s:
+            if not worker.started and now - worker.last_sign_s > start_timeout_s:
                 raise ClusterError(
-                    f"worker {worker.index} must show progress within {stall_timeout_s:g} s, got none; "
-                    f"it and its peers were ended ({worker.log}).\n{_tail(worker.log)}"
+                    f"worker {worker.index} must start within {start_timeout_s:g} s, got no sign of it; "
+                    f"its peers were ended too ({worker.log}).\n{_tail(worker.log)}"
                 )
     if failed := [worker for worker in workers if worker.failed]:
         raise _explain(min(failed, key=_blame))
@@ -200,6 +205,8 @@ def _receive(worker: _Worker, data: bytes, on_progress: Callable[[int, dict[str,
             worker.error = event
         elif event["kind"] == "result":
             worker.result = event["result"]
+        elif event["kind"] == "started":
+            worker.started = True
         else:
             on_progress(worker.index, event)
 

@@ -91,6 +91,14 @@ class EpochPlan:
     worker_records: tuple[int, ...]
     dropped_records: int
 
+    def step_records(self) -> list[int]:
+        """Records of all workers in each step of the epoch: only the last ones hold fewer."""
+        size = self.global_batch_size // len(self.worker_records)
+        return [
+            sum(min(size, max(0, records - step * size)) for records in self.worker_records)
+            for step in range(self.steps_per_epoch)
+        ]
+
 
 def plan_epoch(
     *,
