@@ -192,14 +192,16 @@ class Manifest:
             ) from None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Manifest:
+    def load(cls, path: str | os.PathLike[str], *, check_files: bool = True) -> Manifest:
         """Loads a dataset's manifest and checks that its shards are there.
 
         Args:
             path: the dataset directory, or the manifest file in it.
+            check_files: whether every shard must be there with its size; `verify` finds that
+                out by itself, for all shards.
 
         Returns:
-            The manifest; every shard it names exists with the size it names.
+            The manifest; with `check_files` every shard it names exists with the size it names.
 
         Raises:
             ManifestError: no manifest (says what was found instead), another version, or
@@ -220,7 +222,8 @@ class Manifest:
         except ValueError as error:
             raise ManifestError(f"a manifest must be JSON, got {error} ({file}).") from None
         manifest = cls.from_json(obj, where=str(file), directory=file.parent)
-        manifest._check_shards_exist()
+        if check_files:
+            manifest._check_shards_exist()
         return manifest
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
@@ -364,7 +367,7 @@ def _split_from_json(name: str, obj: Mapping[str, Any], compression: str, where:
 
 def _describe_absence(directory: Path) -> str:
     if not directory.exists():
-        return f"a dataset directory must exist, got none ({directory})."
+        return f"a dataset directory must exist, got none ({directory}). Convert it with beam_jobs.convert."
     if not directory.is_dir():
         return f"a dataset must be a directory with a {FILE_NAME}, got a file ({directory})."
     names = sorted(entry.name for entry in os.scandir(directory))

@@ -262,6 +262,27 @@ def assert_file_autosharding(dataset: tf.data.Dataset) -> None:
             f"options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE "
             f"and apply it with dataset.with_options(options)."
         )
+    try:
+        # The rewrite that the strategy will do, for one of two workers; nothing is read.
+        tf.raw_ops.AutoShardDataset(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            num_workers=2,
+            index=0,
+            output_types=[tf.string],
+            output_shapes=[tf.TensorShape([])],
+            auto_shard_policy=file_policy.value,
+        )
+    except tf.errors.NotFoundError as error:
+        raise UsageError(
+            f"TensorFlow must find the files in the dataset's graph to share them out, got: "
+            f"{_first_sentence(error)}. Read them with tf.data.TFRecordDataset or another file dataset, "
+            f'not in a generator or a map; or share them out yourself (sharding="per_worker").'
+        ) from None
+
+
+def _first_sentence(error: tf.errors.OpError) -> str:
+    text = str(error.message).split("}}")[-1].strip()
+    return text.split("\n")[0].split(": name:")[0].split(": goo.gle")[0].split(". Consider")[0][:160]
 
 
 def _split_with_records(manifest: Manifest, name: str) -> Split:

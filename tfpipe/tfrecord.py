@@ -24,6 +24,7 @@ from tfpipe.errors import ShardError
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 CHUNK_BYTES = 1 << 20
+FAULT_STEP_BYTES = 64  # how closely a fault inside a compressed stream is located
 # TensorFlow's own spelling -> zlib's window bits (16 more: gzip wrapper).
 WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 SUFFIXES = {"GZIP": ".gz", "ZLIB": ".zlib", "": ""}
@@ -80,14 +81,21 @@ class ShardReader:
     def __iter__(self) -> Iterator[bytes]:
         digest = hashlib.sha256()
         num_bytes = num_records = offset = 0
-        buffer = b""
+        # A record longer than a piece is joined once, when it is complete.
+        pieces: list[bytes] = []
+        have, need = 0, HEADER_BYTES
         try:
             with open(self.path, "rb") as file:
-                for raw, data in _inflate(file, self.compression, self.path):
+                for raw, data in _inflate(file, self.compression):
                     digest.update(raw)
                     num_bytes += len(raw)
-                    buffer = buffer + data if buffer else data
+                    pieces.append(data)
+                    have += len(data)
+                    if have < need:
+                        continue
+                    buffer = b"".join(pieces)
                     start, end = 0, len(buffer)
+                    need = HEADER_BYTES
                     while end - start >= HEADER_BYTES:
                         header = buffer[start : start + HEADER_BYTES]
                         length, crc = struct.unpack("<QI", header)
@@ -95,6 +103,7 @@ class ShardReader:
                             raise self._damaged(num_records, offset, "the length's checksum is wrong")
                         stop = start + HEADER_BYTES + length + FOOTER_BYTES
                         if stop > end:
+                            need = stop - start
                             break
                         payload = buffer[start + HEADER_BYTES : stop - FOOTER_BYTES]
                         (crc,) = struct.unpack_from("<I", buffer, stop - FOOTER_BYTES)
@@ -104,11 +113,11 @@ class ShardReader:
                         num_records += 1
                         offset += stop - start
                         start = stop
-                    buffer = buffer[start:]
+                    pieces, have = [buffer[start:]], end - start
         except zlib.error as error:
             raise self._damaged(num_records, offset, f"decompression failed: {error}") from None
-        if buffer:
-            raise self._damaged(num_records, offset, f"{len(buffer)} bytes at the end are no record")
+        if have:
+            raise self._damaged(num_records, offset, f"{have} bytes at the end are no record")
         self.content = ShardContent(
             num_records=num_records,
             num_bytes=num_bytes,
@@ -117,11 +126,43 @@ class ShardReader:
         )
 
     def _damaged(self, index: int, offset: int, what: str) -> ShardError:
+        found = sniff_compression(self.path) if index == 0 else None
+        if found is not None and found != self.compression:
+            return ShardError(
+                f"a shard must be compressed as its manifest and name say, got {found or 'no'} compression "
+                f"where {self.compression or 'none'} was expected ({self.path}). Restore the file from a "
+                f"copy, or convert the source again."
+            )
         return ShardError(
             f"every record must be readable, got damage at record {index} "
             f"(uncompressed offset {offset}): {what} ({self.path}). Convert the source again, "
             f"or restore the file from a copy."
         )
+
+
+def sniff_compression(path: Path | str) -> str | None:
+    """Tells from a file's first bytes how it is compressed.
+
+    Args:
+        path: a TFRecord file.
+
+    Returns:
+        "GZIP", "ZLIB", "" (a valid uncompressed record header), or None if it is none of them.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    with open(path, "rb") as file:
+        head = file.read(HEADER_BYTES)
+    if len(head) == HEADER_BYTES:
+        (crc,) = struct.unpack_from("<I", head, 8)
+        if mask_crc(google_crc32c.value(head[:8])) == crc:
+            return ""
+    if head[:2] == b"\x1f\x8b":
+        return "GZIP"
+    if len(head) >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0:
+        return "ZLIB"
+    return None
 
 
 def read_shard(path: Path | str, compression: str) -> ShardContent:
@@ -147,19 +188,36 @@ def read_shard(path: Path | str, compression: str) -> ShardContent:
     return reader.content
 
 
-def _inflate(file: BinaryIO, compression: str, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yields (bytes as on disk, bytes inflated); several gzip members in one file are one stream."""
-    inflater = zlib.decompressobj(WINDOW_BITS[compression]) if compression else None
-    while raw := file.read(CHUNK_BYTES):
-        if inflater is None:
+def _inflate(file: BinaryIO, compression: str) -> Iterator[tuple[bytes, bytes]]:
+    """Yields (new bytes as on disk, bytes inflated); several gzip members in one file are one stream.
+
+    All bytes before a fault are yielded before the fault is raised, so that it is reported at
+    the right record. A piece is at most `CHUNK_BYTES` long, however well the file is compressed.
+    """
+    if not compression:
+        while raw := file.read(CHUNK_BYTES):
             yield raw, raw
-            continue
-        data, rest = [], raw
+        return
+    inflater = zlib.decompressobj(WINDOW_BITS[compression])
+    while raw := file.read(CHUNK_BYTES):
+        new, rest = raw, raw
         while rest:
-            data.append(inflater.decompress(rest))
-            rest = inflater.unused_data
-            if inflater.eof and rest:
+            if inflater.eof:
                 inflater = zlib.decompressobj(WINDOW_BITS[compression])
-        yield raw, b"".join(data)
-    if inflater is not None and not inflater.eof:
+            before = inflater.copy()
+            try:
+                data = inflater.decompress(rest, CHUNK_BYTES)
+            except zlib.error:
+                yield new, b""
+                while True:  # as far as it goes; ends by raising the same error
+                    data = before.decompress(rest, FAULT_STEP_BYTES)
+                    rest = before.unconsumed_tail
+                    yield b"", data
+            rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+            yield new, data
+            new = b""
+        # Input is used up, but a full window may still hold output.
+        while not inflater.eof and (data := inflater.decompress(b"", CHUNK_BYTES)):
+            yield b"", data
+    if not inflater.eof:
         raise zlib.error("the compressed stream ends early")

@@ -1,0 +1,197 @@
+"""The `tfpipe` command: one subcommand a question.
+
+    tfpipe inspect DIR            what a dataset holds
+    tfpipe verify DIR             reads every byte and compares it with the manifest
+    tfpipe measure --data DIR     where a training step's time goes (python -m tfpipe.trainer)
+
+Exit codes: 0, 1 (the work failed or found faults), 2 (usage).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfpipe.errors import UsageError, run_command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: the arguments; None takes `sys.argv`.
+
+    Returns:
+        The exit code: 0, 1 (the work failed or found faults), 2 (usage).
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["measure"]:  # its options are the trainer's own
+        from tfpipe.trainer import main as measure
+
+        return run_command(lambda: measure(arguments[1:]))
+    options = _parser().parse_args(arguments)
+    return run_command(lambda: options.command(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tfpipe", description="TensorFlow input, and where each training step's time goes."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command, text in (
+        ("inspect", _inspect, "show what a dataset holds"),
+        ("verify", _verify, "read every record and compare it with the manifest"),
+    ):
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("directory", metavar="DIR", type=Path, help="dataset directory")
+        sub.add_argument("--json", metavar="FILE", type=Path, help="write the result as JSON too")
+        sub.set_defaults(command=command)
+    commands.add_parser("measure", help="measure where a training step's time goes", add_help=False)
+    return parser
+
+
+def _write_json(path: Path | None, obj: Any) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(obj, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--json must name a file that can be written, got {error.strerror} ({path}). "
+            f"Make its directory, or name another file."
+        ) from None
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from tfpipe.manifest import Manifest
+
+    manifest = Manifest.load(options.directory)
+    summary = summarize(manifest)
+    _write_json(options.json, summary)
+    _print_summary(manifest, summary)
+    return 0
+
+
+def summarize(manifest: Any) -> dict[str, Any]:
+    """What `tfpipe inspect --json` writes.
+
+    Args:
+        manifest: a loaded `Manifest`.
+
+    Returns:
+        Plain JSON values; sizes in bytes.
+    """
+    splits = {}
+    for name, split in manifest.splits.items():
+        counts = [shard.num_records for shard in split.shards]
+        splits[name] = {
+            "num_records": split.num_records,
+            "num_shards": len(counts),
+            "min_records_per_shard": min(counts, default=0),
+            "max_records_per_shard": max(counts, default=0),
+            "num_bytes": split.num_bytes,
+            "uncompressed_bytes": split.uncompressed_bytes,
+        }
+    return {
+        "directory": str(manifest.directory),
+        "compression": manifest.compression,
+        "schema": manifest.schema.to_json(),
+        "schema_digest": manifest.schema.digest,
+        "splits": splits,
+        "rejected": {"num_records": manifest.num_rejected},
+        "statistics": dict(manifest.statistics),
+        "warnings": [
+            f"{name} lies in the directory but not in the manifest: it is never read"
+            for name in manifest.unlisted_files()
+        ]
+        + [
+            f"{name}: {sum(not s.num_records for s in split.shards)} of {len(split.shards)} shards are empty"
+            for name, split in manifest.splits.items()
+            if any(not shard.num_records for shard in split.shards)
+        ],
+    }
+
+
+def _print_summary(manifest: Any, summary: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"[bold]{escape(summary['directory'])}[/]  {manifest.compression or 'no'} compression", end=""
+    )
+    console.print(f", {manifest.num_rejected:,} records rejected" if manifest.num_rejected else "")
+    table = Table("split", "records", "shards", "records a shard", "on disk", "uncompressed")
+    for name, split in summary["splits"].items():
+        low, high = split["min_records_per_shard"], split["max_records_per_shard"]
+        table.add_row(
+            escape(name),
+            f"{split['num_records']:,}",
+            f"{split['num_shards']:,}",
+            f"{low:,}" if low == high else f"{low:,} to {high:,}",
+            _size(split["num_bytes"]),
+            _size(split["uncompressed_bytes"]),
+        )
+    console.print(table)
+    keys = [k for k in ("nulls", "min", "max", "mean") if any(k in s for s in _rows(summary["statistics"]))]
+    table = Table("feature", "dtype", "shape", "encoding", "nullable", *keys)
+    for name, feature in manifest.schema.features.items():
+        found = summary["statistics"].get(name)
+        found = found if isinstance(found, Mapping) else {}
+        shape = "×".join("?" if size is None else str(size) for size in feature.shape) or "scalar"
+        nullable = "yes" if feature.nullable else ""
+        values = [escape(_short(found[key])) if key in found else "" for key in keys]
+        table.add_row(escape(name), feature.dtype, shape, feature.encoding, nullable, *values)
+    console.print(table)
+    for warning in summary["warnings"]:
+        console.print(f"[yellow]warning:[/] {escape(warning)}")
+
+
+def _rows(statistics: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in statistics.values() if isinstance(row, Mapping)]
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tfpipe.manifest import Manifest
+
+    manifest = Manifest.load(options.directory, check_files=False)
+    splits = manifest.splits.values()
+    columns = (TextColumn("verify"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("verify", total=sum(split.num_bytes for split in splits))
+        faults = manifest.verify(lambda shard: progress.advance(task, shard.num_bytes))
+    records, shards = sum(s.num_records for s in splits), sum(len(s.shards) for s in splits)
+    result = {"directory": str(manifest.directory), "num_records": records, "num_shards": shards}
+    _write_json(options.json, {**result, "faults": faults})
+    for fault in faults:
+        print(f"fault: {fault}")
+    if faults:
+        print(f"{len(faults)} faults in {shards} shards", file=sys.stderr)
+        return 1
+    print(f"verified {records} records in {shards} shards")
+    return 0
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def _short(value: Any, limit: int = 20) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
