@@ -11,7 +11,7 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -215,18 +215,12 @@ def _train(
     map_fn: Any,
 ) -> dict[str, Any]:
     """Trains from the initial weights, every record once an epoch, and evaluates."""
-    step_records = plan_epoch(
-        counts=[shard.num_records for shard in manifest.split(split).shards],
-        num_workers=num_input_workers(strategy),
-        per_worker_batch_size=pipeline.per_worker_batch_size,
-        drop_remainder=pipeline.drop_remainder,
-    ).step_records()
     start_s = time.perf_counter()
-    dataset = distribute(strategy, manifest, pipeline, split, map_fn=map_fn, pad_batches=True)
+    batches, step_records = _epochs(strategy, manifest, split, pipeline, map_fn)
     for epoch in range(trainer.epochs):
         parts = [
-            stepper.synced(batch, mask, tf.constant(records, tf.float32))[0] * records
-            for (batch, mask), records in zip(dataset, step_records, strict=True)
+            stepper.synced(*next(batches), tf.constant(records, tf.float32))[0] * records
+            for records in step_records
         ]
         # Each worker's loss is its part of the global mean.
         loss = float(gatherer.gather(tf.add_n(parts).numpy()).sum()) / sum(step_records)
@@ -255,8 +249,8 @@ def _evaluate(
     if split is None:
         return {"eval_split": None, "eval_loss": None, "eval_accuracy": None, "eval_examples": None}
     in_order = dataclasses.replace(pipeline, shuffle_buffer_records=0, drop_remainder=False)
-    dataset = distribute(strategy, manifest, in_order, split, map_fn=map_fn, pad_batches=True)
-    totals = sum(stepper.evaluate(batch, mask).numpy().astype(float) for batch, mask in dataset)
+    batches, step_records = _epochs(strategy, manifest, split, in_order, map_fn)
+    totals = sum(stepper.evaluate(*next(batches)).numpy().astype(float) for _ in step_records)
     loss, right, examples = gatherer.gather(totals).sum(axis=0)
     return {
         "eval_split": split,
@@ -264,3 +258,21 @@ def _evaluate(
         "eval_accuracy": right / examples if stepper.classifies else None,
         "eval_examples": int(examples),
     }
+
+
+def _epochs(
+    strategy: Any, manifest: Manifest, split: str, pipeline: PipelineConfig, map_fn: Any
+) -> tuple[Iterator[Any], list[int]]:
+    """Endless (batch, mask) steps, and the records in each step of an epoch.
+
+    The number of steps is known and the same on every worker, so that no worker has to ask
+    its peers before each step whether they have another batch.
+    """
+    step_records = plan_epoch(
+        counts=[shard.num_records for shard in manifest.split(split).shards],
+        num_workers=num_input_workers(strategy),
+        per_worker_batch_size=pipeline.per_worker_batch_size,
+        drop_remainder=pipeline.drop_remainder,
+    ).step_records()
+    dataset = distribute(strategy, manifest, pipeline, split, map_fn=map_fn, repeat=True, pad_batches=True)
+    return iter(dataset), step_records
