@@ -142,9 +142,9 @@ def headline(attribution: Attribution, *, worker_input_s: tuple[float, ...]) -> 
     workers = len(worker_input_s)
     if attribution.verdict == "input_bound":
         late = int(np.argmax(worker_input_s))
-        others = np.delete(worker_input_s, late)
+        peers_s = np.delete(worker_input_s, late)
         # Peers of one late worker find their next batch waiting for them.
-        alone = workers > 1 and worker_input_s[late] > 2 * others.max()
+        alone = workers > 1 and worker_input_s[late] > 2 * peers_s.max()
         who = f"worker {late}'s input" if alone else "input"
         return f"Input-bound: the step waits for {who}, {of_step('input')}."
     if attribution.verdict == "communication_bound":
@@ -159,10 +159,17 @@ def headline(attribution: Attribution, *, worker_input_s: tuple[float, ...]) -> 
         )
     if attribution.verdict == "compute_bound":
         return f"Compute-bound: the model itself takes {of_step('compute')}."
-    first, second = sorted(PARTS, key=lambda part: -attribution.parts[part].median)[:2]
+    first = max(PARTS, key=lambda part: attribution.parts[part].median)
+    others = [part for part in PARTS if part != first]
+    second = max(others, key=lambda part: attribution.parts[part].high)
+
+    def interval(part: str) -> str:
+        estimate = attribution.parts[part]
+        return f"{part} {estimate.low * 1e3:.1f} to {estimate.high * 1e3:.1f}"
+
     return (
-        f"Inconclusive: {first} ({of_step(first)}) and {second} ({of_step(second)}) can't be told "
-        f"apart; measure more rounds on a quieter machine."
+        f"Inconclusive: of {step_ms:.1f} ms a step, {interval(first)} ms and {interval(second)} ms "
+        f"can't be told apart; measure more rounds on a quieter machine."
     )
 
 
@@ -239,8 +246,9 @@ def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
 
 
 def _verdict(parts: Mapping[str, Estimate]) -> str:
-    first, second = sorted(PARTS, key=lambda part: -parts[part].median)[:2]
-    if parts[second].high >= parts[first].low:
+    first = max(PARTS, key=lambda part: parts[part].median)
+    # Also a part that counts as zero may in truth be as large as its interval reaches.
+    if any(parts[part].high >= parts[first].low for part in PARTS if part != first):
         return "inconclusive"
     return VERDICTS[first]
 
