@@ -9,6 +9,7 @@ training loop in a `tf.function` does) and asserts the number of records.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -20,11 +21,13 @@ import tensorflow as tf
 
 from tests.helpers import write_dataset
 from tfpipe.config import PipelineConfig
-from tfpipe.manifest import Manifest
+from tfpipe.manifest import Manifest, Shard, Split
 from tfpipe.pipeline import make_dataset
 from tfpipe.schema import Feature, Schema
+from tfpipe.tfrecord import read_shard
 
 NUM_RECORDS = 60_000
+COPIES = 3  # of each shard's records, as further gzip members: writing them is slow, reading is timed
 NUM_SHARDS = 24
 BATCH_SIZE = 256
 ROUNDS = 5
@@ -32,8 +35,8 @@ ROUNDS = 5
 MINIMUM_RATIO = 12.0
 
 
-def write_corpus(directory: Path, num_records: int = NUM_RECORDS) -> Manifest:
-    """Writes the seeded 40-column corpus; ids are the labels 0..n-1."""
+def write_corpus(directory: Path, num_records: int = NUM_RECORDS, copies: int = COPIES) -> Manifest:
+    """Writes the seeded 40-column corpus of `num_records * copies` records."""
     rng = np.random.default_rng(0)
     floats = np.round(rng.lognormal(0.0, 1.0, (num_records, 13)), 2).astype(np.float32)
     ints = np.minimum(rng.zipf(1.3, (num_records, 20)), 10**6)
@@ -52,7 +55,15 @@ def write_corpus(directory: Path, num_records: int = NUM_RECORDS) -> Manifest:
         }
         for row in range(num_records)
     ]
-    return write_dataset(directory, Schema(features=features), records, NUM_SHARDS)
+    manifest = write_dataset(directory, Schema(features=features), records, NUM_SHARDS)
+    shards = []
+    for shard in manifest.splits["train"].shards:
+        path = directory / shard.name
+        path.write_bytes(path.read_bytes() * copies)
+        content = read_shard(path, manifest.compression)
+        shards.append(Shard(name=shard.name, **dataclasses.asdict(content)))
+    dataclasses.replace(manifest, splits={"train": Split(shards=tuple(shards))}).save(directory)
+    return Manifest.load(directory)
 
 
 @pytest.fixture(scope="session")

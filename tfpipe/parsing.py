@@ -57,6 +57,7 @@ def make_parser(
         else:
             spec[name] = tf.io.FixedLenFeature(() if feature.encoding == "raw" else feature.shape, wire)
 
+    @tf.autograph.experimental.do_not_convert
     def parse(serialized: tf.Tensor) -> dict[str, tf.Tensor]:
         parsed = tf.io.parse_example(serialized, spec)
         rows = tf.shape(serialized)[0]
