@@ -82,7 +82,8 @@ class Stepper:
         with self._strategy.scope():
             if not self.model.built:
                 self._strategy.run(lambda b: self.model(self._split(b)[0], training=False), args=(batch,))
-            if not self.optimizer.built:
+            # Keras 3 refuses to build twice; tf_keras does not mind, its legacy optimizers can't.
+            if hasattr(self.optimizer, "build") and not getattr(self.optimizer, "built", False):
                 self.optimizer.build(self.model.trainable_variables)
         return [variable.numpy() for variable in self._variables()]
 

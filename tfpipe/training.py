@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -189,7 +190,7 @@ def _result(
         "trainer": trainer.to_json(),
         "environment": {
             "tensorflow": tf.__version__,
-            "keras": tf.keras.__version__,
+            "keras": _keras_version(),
             "numpy": np.__version__,
             "python": platform.python_version(),
             "machine": platform.machine(),
@@ -202,6 +203,12 @@ def _result(
         },
         "training": None,
     }
+
+
+def _keras_version() -> str:
+    """Of the generation in use: tf_keras hides its own behind tf.keras."""
+    module = sys.modules[tf.keras.Model.__module__.partition(".")[0]]
+    return f"{module.__name__} {module.__version__}"
 
 
 def _train(

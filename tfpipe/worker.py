@@ -31,10 +31,10 @@ def main() -> int:
     enter_worker()
     try:
         result = _run(json.loads(sys.argv[1]))
-    except TfpipeError as error:
-        send_event("error", message=str(error), exit_code=error.exit_code, traceback="", lost_peer=False)
-        return 1
     except Exception as error:
+        if (meant := _meant_for_the_user(error)) is not None:
+            send_event("error", message=str(meant), exit_code=meant.exit_code, traceback="", lost_peer=False)
+            return 1
         trace = traceback.format_exc()
         print(trace, file=sys.stderr)
         lost_peer = _is_lost_peer(error)
@@ -60,6 +60,15 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
         cluster=cluster,
         wait_for_peers=lambda: preflight.wait(trainer.start_timeout_s) if preflight else None,
     )
+
+
+def _meant_for_the_user(error: BaseException | None) -> TfpipeError | None:
+    """The error of ours that began it: while tracing, TensorFlow wraps errors in its own."""
+    found = None
+    while error is not None:
+        found = error if isinstance(error, TfpipeError) else found
+        error = error.__cause__ or error.__context__
+    return found
 
 
 def _is_lost_peer(error: Exception) -> bool:
