@@ -78,9 +78,9 @@ def _tiles(view: View) -> str:
     if view.speedup:
         factor, _, rest = view.speedup.partition(" ")
         tiles.append((escape(factor), escape(rest)))
-    if view.accuracy:
-        name, _, value = view.accuracy.partition(" accuracy ")
-        tiles.append((escape(value.split(" (")[0]), f"{escape(name)} accuracy"))
+    if view.evaluation:
+        name, value, examples = view.evaluation
+        tiles.append((escape(value), escape(", ".join(filter(None, (name, examples))))))
     items = "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>\n' for value, name in tiles)
     return f'<div class="tiles">\n{items}</div>\n'
 

@@ -100,8 +100,9 @@ class View:
         parts: input, compute, communication, imbalance, in this order; then, if they do not add up
             to the step, the time that belongs to none of them.
         workers: one row a worker.
-        throughput, examples_per_s, speedup, training, accuracy, network: figures in words; None for
-            those that do not apply to this run.
+        throughput, examples_per_s, speedup, training, network: figures in words; None for those that do
+            not apply to this run.
+        evaluation: what was evaluated, its value, and on how many examples; None if nothing was.
         advice: changes to try, best first.
         tables: title -> rows of (name, value): the pipeline, the trainer, the environment.
     """
@@ -119,7 +120,7 @@ class View:
     examples_per_s: str
     speedup: str | None
     training: str | None
-    accuracy: str | None
+    evaluation: tuple[str, str, str] | None
     network: str | None
     advice: tuple[Advice, ...]
     tables: Mapping[str, tuple[tuple[str, str], ...]]
@@ -178,7 +179,7 @@ def build_view(result: Mapping[str, Any]) -> View:
         examples_per_s=examples_per_s,
         speedup=_speedup(result),
         training=_training(training),
-        accuracy=_accuracy(training),
+        evaluation=_evaluation(training),
         network=_network(_mapping(result.get("network"))),
         advice=tuple(_advice(a) for a in _sequence(result.get("advice"))),
         tables={
@@ -310,16 +311,17 @@ def _speedup(result: Mapping[str, Any]) -> str | None:
     return f"{factor} one worker's {one} ({percent(efficiency)} efficiency)"
 
 
-def _accuracy(training: Mapping[str, Any]) -> str | None:
-    if "eval_accuracy" not in training:
+def _evaluation(training: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """None where nothing was evaluated; the loss where the model does not classify."""
+    if (split := training.get("eval_split")) is None:
         return None
-    accuracy = number(training["eval_accuracy"])
-    shown = f"{accuracy * 100:.1f} %" if accuracy is not None else UNKNOWN
-    return f"{training.get('eval_split') or 'evaluation'} accuracy {shown}" + (
-        f" ({count(examples)} examples)"
-        if (examples := number(training.get("eval_examples"))) is not None
-        else ""
+    accuracy, loss, examples = (
+        number(training.get(f"eval_{key}")) for key in ("accuracy", "loss", "examples")
     )
+    seen = f"{count(examples)} examples" if examples is not None else ""
+    if accuracy is None and loss is not None:
+        return f"{split} loss", f"{loss:.4g}", seen
+    return f"{split} accuracy", f"{accuracy * 100:.1f} %" if accuracy is not None else UNKNOWN, seen
 
 
 def _training(training: Mapping[str, Any]) -> str | None:
@@ -331,8 +333,10 @@ def _training(training: Mapping[str, Any]) -> str | None:
     text = f"{count(epochs)} {'epoch' if epochs == 1 else 'epochs'} ({count(steps)} steps)"
     text += f" in {seconds:,.1f} s" if seconds is not None else ""
     text += f", final loss {loss:.4g}" if loss is not None else ""
-    accuracy = _accuracy(training)
-    return f"{text}; {accuracy}" if accuracy else text
+    if (evaluation := _evaluation(training)) is None:
+        return text
+    name, value, examples = evaluation
+    return f"{text}; {name} {value}" + (f" ({examples})" if examples else "")
 
 
 def _bytes(value: float) -> str:

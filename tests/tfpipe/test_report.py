@@ -297,3 +297,21 @@ def test_a_report_needs_no_tensorflow_and_no_beam():
         "sys.exit(any(m.split('.')[0] in ('tensorflow', 'apache_beam') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("training", "shown"),
+    [
+        ({"eval_split": None, "eval_accuracy": None}, "5 epochs (60 steps)"),
+        ({"eval_split": "test", "eval_accuracy": None}, "5 epochs (60 steps); test accuracy unknown"),
+        (
+            {"eval_split": "val", "eval_accuracy": None, "eval_loss": 0.25, "eval_examples": 9},
+            "5 epochs (60 steps); val loss 0.25 (9 examples)",
+        ),
+        ({"eval_split": "test", "eval_accuracy": 1.0}, "5 epochs (60 steps); test accuracy 100.0 %"),
+    ],
+)
+def test_training_names_what_was_evaluated(training, shown):
+    result = _changed(training={"epochs": 5, "steps": 60, **training})
+    assert build_view(result).training == shown
+    report.render_html(result)
