@@ -389,27 +389,35 @@ def _decode(
     if map_fn is None:
         return dataset
 
-    def map_masked(batch: Any, mask: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        result = map_fn(batch)
-        found = [tensor.shape[0] for tensor in tf.nest.flatten(result)]
-        if any(rows not in (None, batch_size) for rows in found):
-            raise UsageError(
-                f"with pad_batches, map_fn must keep the batch's {batch_size} rows, got {found}. "
-                f"Keep every row, and give unwanted ones the weight 0."
-            )
-        if None in found:  # known only when it runs
-            actual = [tf.shape(t)[0] for t in tf.nest.flatten(result) if isinstance(t, tf.Tensor)]
-            for rows in actual:
-                tf.debugging.assert_equal(rows, batch_size, "with pad_batches, map_fn must keep every row")
-        return result, mask
-
     # None and not 1: exactly one batch at a time, without a thread pool in between.
     calls = None if config.map_num_parallel_calls == 1 else config.map_num_parallel_calls
-    return dataset.map(
-        map_masked if masked else map_fn,
+    dataset = dataset.map(
+        (lambda batch, mask: (map_fn(batch), mask)) if masked else map_fn,
         num_parallel_calls=calls,
         deterministic=None if calls is None else config.deterministic,
     )
+    return _with_all_rows(dataset, batch_size) if masked else dataset
+
+
+def _with_all_rows(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
+    """Makes sure that a user's map kept the rows that the mask speaks of."""
+    found = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec[0])]
+    if any(rows not in (None, batch_size) for rows in found):
+        raise UsageError(
+            f"with pad_batches, map_fn must keep the batch's {batch_size} rows, got {found}. "
+            f"Keep every row, and give unwanted ones the weight 0."
+        )
+    if None not in found:
+        return dataset
+
+    def check(result: Any, mask: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        for tensor in tf.nest.flatten(result):
+            if isinstance(tensor, tf.Tensor):
+                rows = tf.shape(tensor)[0]
+                tf.debugging.assert_equal(rows, batch_size, "with pad_batches, map_fn must keep every row")
+        return result, mask
+
+    return dataset.map(_as_is(check))
 
 
 def _take(dataset: tf.data.Dataset, steps: int) -> tf.data.Dataset:
