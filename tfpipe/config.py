@@ -69,6 +69,11 @@ class _Config:
             extra = f" or {', '.join(map(str, also))}" if also else ""
             raise UsageError(f"{name} must be an integer >= {minimum}{extra}, got {value!r}.")
 
+    def _require_bool(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, bool):
+            raise UsageError(f"{name} must be true or false, got {value!r}.")
+
     def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:
@@ -129,6 +134,8 @@ class PipelineConfig(_Config):
 
     def __post_init__(self) -> None:
         self._require("per_worker_batch_size", 1)
+        self._require_bool("drop_remainder")
+        self._require_bool("deterministic")
         self._require_choice("sharding", ("per_worker", "file"))
         self._require("shuffle_buffer_records", 0)
         self._require("seed", 0)

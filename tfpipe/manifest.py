@@ -213,7 +213,7 @@ class Manifest:
             file = file / FILE_NAME
         try:
             text = file.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ManifestError(_describe_absence(file.parent)) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"a manifest must be readable, got {error} ({file}).") from None

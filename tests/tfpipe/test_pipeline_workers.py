@@ -122,3 +122,47 @@ def test_a_worker_that_fails_is_shown_with_its_traceback():
     with pytest.raises(AssertionError, match="worker 1 ended with 1") as caught:
         run_workers("import os\nassert '\"index\": 0' in os.environ['TF_CONFIG'], 'not the chief'", 2, 30)
     assert "AssertionError: not the chief" in str(caught.value)
+
+
+TWO_REPLICAS = """
+import sys
+import tensorflow as tf
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+from tfpipe.config import PipelineConfig
+from tfpipe.errors import UsageError
+from tfpipe.manifest import Manifest
+from tfpipe.pipeline import distribute
+
+manifest = Manifest.load(sys.argv[1])
+for sharding, padded in (("per_worker", True), ("per_worker", False), ("file", False)):
+    config = PipelineConfig(per_worker_batch_size=6, sharding=sharding)
+    ids = []
+    steps = 0
+    for element in distribute(strategy, manifest, config, pad_batches=padded):
+        batch, mask = element if padded else (element, None)
+        rows = [r.numpy() for r in strategy.experimental_local_results(batch["id"])]
+        assert len(rows) == 2 and all(len(r) <= 3 for r in rows), rows
+        if padded:
+            masks = [m.numpy() for m in strategy.experimental_local_results(mask)]
+            assert all(len(r) == 3 for r in rows)
+            rows = [r[m == 1] for r, m in zip(rows, masks)]
+        ids += [int(i) for r in rows for i in r]
+        steps += 1
+    assert sorted(ids) == list(range(65)), (sharding, padded, sorted(ids))
+    assert steps == 11, steps
+try:
+    distribute(strategy, manifest, PipelineConfig(per_worker_batch_size=7))
+except UsageError as error:
+    assert "multiple of the 2 replicas of each worker, got 7. Use 8." in str(error)
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_with_two_replicas_divides_its_batch(directory: Path):
+    (out,) = run_workers(TWO_REPLICAS, 1, 120, arguments=[str(directory)])
+    assert out.splitlines()[-1] == "done"
