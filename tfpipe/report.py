@@ -28,7 +28,7 @@ from tfpipe import report_html
 from tfpipe.errors import OutputError, UsageError
 from tfpipe.report_view import View, build_view, count, percent
 
-_BAR_WIDTH = 20
+_BAR_WIDTH = 16
 _STYLES = {
     "input": "blue",
     "compute": "green",

@@ -161,14 +161,15 @@ def build_view(result: Mapping[str, Any]) -> View:
     title, explanation = VERDICTS.get(verdict, (verdict.replace("_", " ").capitalize(), ""))
     step, parts = _parts(result)
     digits = digits_for(step.median)
-    if verdict == "inconclusive" and (overlap := _overlap(parts, digits)):
+    headline = str(result.get("headline") or f"{title}.")
+    if verdict == "inconclusive" and (overlap := _overlap(parts, digits, headline)):
         explanation = f"{overlap} {explanation}"
     examples_per_s = _quantity(result.get("examples_per_s"), "examples/s")
     training = _mapping(result.get("training"))
     return View(
         verdict=verdict,
         title=title,
-        headline=str(result.get("headline") or f"{title}."),
+        headline=headline,
         explanation=explanation,
         setting=_setting(result),
         step=step,
@@ -265,9 +266,12 @@ def _parts(result: Mapping[str, Any]) -> tuple[Part, tuple[Part, ...]]:
     return step, tuple(parts)
 
 
-def _overlap(parts: Sequence[Part], digits: int) -> str:
+def _overlap(parts: Sequence[Part], digits: int, headline: str) -> str:
+    """Which parts can't be told apart; empty where none do, or the headline says so itself."""
     known = sorted((p for p in parts if p.median and p.low is not None), key=lambda p: -(p.median or 0))
     if len(known) < 2 or (known[1].high or 0) < (known[0].low or 0):
+        return ""
+    if sum(name in headline for name in PART_MEANINGS) > 1:
         return ""
     first, second = (f"{p.name} ({interval(p, digits=digits)} ms)" for p in known[:2])
     return f"The two largest parts overlap: {first} and {second}."

@@ -119,12 +119,16 @@ def test_terminal_shows_verdict_parts_workers_and_advice_within_80_plain_columns
 
 def test_bar_lengths_follow_the_shares():
     text = _terminal(RESULT)
-    assert [_line(text, p).count("█") for p in ("input", "compute", "communication", "imbalance")] == [
-        3,
-        5,
-        13,
-        0,
-    ]
+    lengths = {part: _line(text, part).count("█") for part in RESULT["parts_s"]}
+    assert lengths == {"input": 2, "compute": 4, "communication": 10, "imbalance": 0}
+
+
+def test_a_step_of_seconds_still_fits_the_columns():
+    parts = {name: _times(1234.5) for name in RESULT["parts_s"]}
+    text = _terminal(_changed(step_s=_times(4 * 1234.5), parts_s=parts))
+    assert max(map(len, text.splitlines())) <= 80
+    row = "communication 1,234,500 1,111,050 – 1,357,950 25 % ████"
+    assert " ".join(_line(text, "communication").split()) == row
 
 
 def test_terminal_without_unicode_prints_ascii_only():
@@ -182,6 +186,9 @@ def test_inconclusive_says_which_parts_overlap_and_what_to_do():
         text = re.sub(r"\s+", " ", text)
         assert "communication (9.0 – 11.0 ms) and compute (8.6 – 10.5 ms)" in text
         assert "--rounds" in text
+    named = "Inconclusive: communication 9.0 to 11.0 ms and compute 8.6 to 10.5 ms can't be told apart."
+    text = _terminal({**result, "headline": named})
+    assert "--rounds" in text and "overlap" not in text  # said once is enough
 
 
 class _Page(HTMLParser):
