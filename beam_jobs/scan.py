@@ -1,0 +1,137 @@
+"""Pass 1: every input split is read and counted; then the plan is made.
+
+    InputSplit --ScanSplit--> (index, SplitScan | Failure) --all of them--> Plan | Failure
+
+Nothing is written before the plan is known, except the run's own progress marks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+
+from beam_jobs.outcome import Failure, guarded, has_failed
+from beam_jobs.plan import Plan, Request, make_plan
+from beam_jobs.sources import InputSplit, Source, Wish
+from beam_jobs.sources.summary import SplitScan
+
+PLAN = "plan.pickle"
+# A sample that compresses to more than this part of its size is not worth it.
+COMPRESSION_PAYS = 0.9
+_SAMPLE_ROWS = 1000
+
+
+class ScanSplit(beam.DoFn):
+    """Counts the records of an input split.
+
+    Args:
+        source: to read.
+        wishes: what to check, one a column.
+        staging: the run's own directory.
+    """
+
+    def __init__(self, source: Source, wishes: Sequence[Wish], staging: str) -> None:
+        self.source, self.wishes, self.staging = source, wishes, staging
+
+    @guarded(lambda split, failure: (split.index, failure))
+    def process(self, split: InputSplit) -> Iterator[tuple[int, SplitScan | Failure]]:
+        """InputSplit -> (its index, what was found)."""
+        scan = self.source.scan(split, self.wishes)
+        mark(self.staging, "scan", split.index, scan.rows)
+        yield split.index, scan
+
+
+class MakePlan(beam.DoFn):
+    """Makes the plan from all scans.
+
+    Args:
+        request: what the user asked for.
+        source: that was scanned.
+        splits: all of them, in order.
+        staging: the run's own directory; the plan is left there for the driver.
+    """
+
+    def __init__(self, request: Request, source: Source, splits: Sequence[InputSplit], staging: str) -> None:
+        self.request, self.source, self.splits, self.staging = request, source, splits, staging
+
+    @guarded(lambda _, failure: failure)
+    def process(self, scans: list[tuple[int, SplitScan | Failure]]) -> Iterator[Plan | Failure]:
+        """All scans, in any order -> Plan | Failure."""
+        plan = self._plan([scan for _, scan in sorted(scans, key=lambda item: item[0])])
+        with open(Path(self.staging) / PLAN, "wb") as file:
+            pickle.dump(plan, file)
+        yield plan
+
+    def _plan(self, scans: list[SplitScan | Failure]) -> Plan | Failure:
+        # The first problem of the input counts, whichever worker met one first.
+        before: list[SplitScan] = []
+        for scan in scans:
+            if isinstance(scan, Failure):
+                return scan
+            before.append(scan)
+            if scan.bad is not None:
+                break
+        plan = make_plan(self.request, self.source, self.splits[: len(before)], before)
+        if plan.compression == "auto":
+            plan = dataclasses.replace(plan, compression=choose_compression(plan, self.source, self.splits))
+        return plan
+
+
+def choose_compression(plan: Plan, source: Source, splits: Sequence[InputSplit]) -> str:
+    """Compresses a sample of encoded records to see whether it pays.
+
+    Args:
+        plan: with schema and layout.
+        source: to sample.
+        splits: of the source; the first and the middle one are looked at.
+
+    Returns:
+        "GZIP", or "" where the sample hardly shrinks.
+    """
+    from isal import isal_zlib
+
+    from beam_jobs.encode import encode_batch
+
+    before = after = 0
+    for split in {0: splits[0], len(splits) // 2: splits[len(splits) // 2]}.values():
+        for batch in source.read(split, plan.wishes):
+            sample = plan.layout.assemble(batch.slice(0, _SAMPLE_ROWS))
+            data = encode_batch(sample, plan.schema).data
+            before += len(data)
+            after += len(isal_zlib.compress(data, 1))
+            break
+    return "" if before and after > COMPRESSION_PAYS * before else "GZIP"
+
+
+def mark(staging: str, stage: str, index: int, rows: int) -> None:
+    """Leaves a mark that a piece of work is done; the driver's progress bar counts them."""
+    if not has_failed(staging):
+        (Path(staging) / f"done-{stage}-{index}-{rows}").touch()
+
+
+def read_marks(staging: str) -> dict[str, tuple[int, int]]:
+    """Counts the marks.
+
+    Returns:
+        Per stage: pieces of work done, and their records.
+    """
+    totals: dict[str, tuple[int, int]] = {}
+    for path in Path(staging).glob("done-*"):
+        _, stage, _, rows = path.name.split("-")
+        count, total = totals.get(stage, (0, 0))
+        totals[stage] = count + 1, total + int(rows)
+    return totals
+
+
+def read_plan(staging: str) -> Any:
+    """Loads the plan that `MakePlan` left, or None if there is none (yet)."""
+    try:
+        with open(Path(staging) / PLAN, "rb") as file:
+            return pickle.load(file)
+    except (OSError, EOFError, pickle.UnpicklingError):
+        return None

@@ -1,0 +1,339 @@
+"""CSV: quote-aware splits of one file, parsed by compiled loops, exact to the digit.
+
+    plan    one sequential look at each plain file for row starts near the split targets;
+            quotes are tracked from the first byte, so no split begins inside a field
+    scan    fields -> counts of what they are (`csv_columns.scan_column`)
+    read    fields -> Arrow arrays in the dtypes that the scan found to fit
+
+RFC 4180 with LF, CRLF or CR, UTF-8 with or without byte order mark, gzipped or not (a gzipped
+file is one split). Rows are numbered as a spreadsheet does: the header is row 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from beam_jobs.sources import (
+    SPLIT_BYTES,
+    InputFile,
+    InputSplit,
+    SourceColumn,
+    SourceOptions,
+    Wish,
+    damaged_errors,
+    open_bytes,
+)
+from beam_jobs.sources import csv_kernels as k
+from beam_jobs.sources.csv_values import ColumnReader, Misfit, TokenBatch
+from beam_jobs.sources.summary import BadRow, SplitScan
+from tfpipe.errors import RecordError, UsageError
+
+BOM = b"\xef\xbb\xbf"
+BLOCK_BYTES = 8 << 20
+# The longest row; a quoted field that is never closed would otherwise read the whole file.
+ROW_MAX_BYTES = 256 << 20
+HEADER_MAX_BYTES = 16 << 20
+# Fields that one batch holds: 32 MiB of starts and ends.
+BATCH_FIELDS = 4 << 20
+BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvSource:
+    """CSV files with the same columns."""
+
+    files: tuple[InputFile, ...]
+    columns: tuple[SourceColumn, ...]
+    header: bool
+    delimiter: int
+    format: str = "csv"
+
+    def plan(self) -> list[InputSplit]:
+        """Plans the splits; see `Source`."""
+        splits: list[InputSplit] = []
+        for index, file in enumerate(self.files):
+            bounds = [0, -1]
+            if not file.gzipped:
+                starts = find_row_starts(file.path, delimiter=self.delimiter, split_bytes=SPLIT_BYTES)
+                bounds = [0, *(start for start in starts if start < file.num_bytes), file.num_bytes]
+            for start, stop in zip(bounds, bounds[1:], strict=False):
+                splits.append(InputSplit(index=len(splits), file=index, start=start, stop=stop))
+        return splits
+
+    def scan(self, split: InputSplit, wishes: Sequence[Wish]) -> SplitScan:
+        """Counts a split's fields; see `Source`."""
+        reader = ColumnReader(wishes)
+        scan = SplitScan(index=split.index)
+        try:
+            for batch in self._batches(split, scan):
+                scan.rows += batch.rows
+                reader.scan(batch)
+        except _BadInput as error:
+            scan.bad = error.bad
+        except Misfit as error:
+            scan.bad = BadRow(
+                row=int(error.number),
+                problem=f"column {self.columns[error.column].name!r} must hold {error.expected}, "
+                f"got {error.found}",
+                remedy=error.remedy,
+            )
+        scan.columns = reader.summaries
+        scan.narrowed = {self.columns[i].name: count for i, count in enumerate(reader.narrowed) if count}
+        return scan
+
+    def read(self, split: InputSplit, wishes: Sequence[Wish]) -> Iterator[pa.RecordBatch]:
+        """Yields a split's records; see `Source`."""
+        reader = ColumnReader(wishes)
+        names = [column.name for column, wish in zip(self.columns, wishes, strict=True) if wish.used]
+        for batch in self._batches(split, SplitScan(index=split.index)):
+            yield pa.RecordBatch.from_arrays(reader.read(batch), names=names)
+
+    def origin(self, split: InputSplit, row: int) -> str:
+        """Names a row; see `Source`."""
+        return f"{self.files[split.file].path}:{row}"
+
+    def _batches(self, split: InputSplit, scan: SplitScan) -> Iterator[TokenBatch]:
+        """Tokenizes a split block by block; what is left of a row goes before the next block."""
+        rows = max(16, min(BATCH_ROWS, BATCH_FIELDS // len(self.columns)))
+        starts = np.empty((len(self.columns), rows), np.int32)
+        ends = np.empty_like(starts)
+        numbers, lines = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        info = np.array([1, 1, 0], np.int64)
+        header = self.header and split.start == 0
+        pos = size = 0
+        buf = np.empty(0, np.uint8)
+        for chunk, final in self._chunks(split):
+            buf = np.concatenate((buf[pos:size], chunk))
+            pos, size = 0, len(buf)
+            if size > ROW_MAX_BYTES:
+                raise _BadInput(_describe(k.UNTERMINATED, int(info[0]), 0, len(self.columns)))
+            while True:
+                begin = pos
+                count, pos, code = k.tokenize(
+                    buf, pos, size, final, self.delimiter, starts, ends, numbers, lines, info
+                )
+                scan.source_rows = int(info[0]) - 1
+                first = int(header and count > 0)
+                header = header and not count
+                if count > first:
+                    yield TokenBatch(
+                        buf=buf,
+                        starts=starts[:, first:],
+                        ends=ends[:, first:],
+                        numbers=numbers[first:],
+                        rows=count - first,
+                        first_byte=begin,
+                        last_byte=pos,
+                    )
+                if code != k.OK:
+                    raise _BadInput(_describe(code, int(numbers[count]), int(info[2]), len(self.columns)))
+                if count < rows:
+                    break
+
+    def _chunks(self, split: InputSplit) -> Iterator[tuple[np.ndarray, bool]]:
+        """Yields a split's bytes, without a byte order mark, and whether they are the last."""
+        file = self.files[split.file]
+        left = split.stop - split.start if split.stop >= 0 else None
+        at_start = split.start == 0
+        try:
+            with open_bytes(file.path) as stream:
+                if split.start:
+                    stream.seek(split.start)
+                chunk = stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
+                while True:
+                    if left is not None:
+                        left -= len(chunk)
+                    following = stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
+                    data = chunk.removeprefix(BOM) if at_start else chunk
+                    at_start = False
+                    yield np.frombuffer(data, np.uint8), not following
+                    if not following:
+                        return
+                    chunk = following
+        except (OSError, *damaged_errors()) as error:
+            raise RecordError(
+                f"an input file must be readable to its end, got {error} ({file.path})."
+            ) from None
+
+
+class _BadInput(Exception):
+    """Carries a row that is no row of this CSV."""
+
+    def __init__(self, bad: BadRow) -> None:
+        super().__init__(bad)
+        self.bad = bad
+
+
+def _describe(code: int, number: int, found: int, num_columns: int) -> BadRow:
+    if code == k.RAGGED:
+        return BadRow(
+            row=number,
+            problem=f"every row must have {num_columns} fields, got {found}",
+            remedy="Correct the row; a field that holds the delimiter must be quoted (see --delimiter).",
+        )
+    if code == k.AFTER_QUOTE:
+        return BadRow(
+            row=number,
+            problem="a closing quote must end its field, got text after it",
+            remedy='Double the quotes inside a quoted field ("").',
+        )
+    return BadRow(
+        row=number,
+        problem=f"a quoted field must be closed within {ROW_MAX_BYTES >> 20} MiB, got no closing quote",
+        remedy="Close it, or double the quote if it is part of the text.",
+    )
+
+
+def find_row_starts(path: str, *, delimiter: int, split_bytes: int) -> list[int]:
+    """Finds where splits of a plain CSV file can begin: rows' starts, one near each target.
+
+    Quotes are tracked from the file's first byte; chunks without a quote are skipped over.
+
+    Args:
+        path: the file.
+        delimiter: between fields.
+        split_bytes: the least size of a split.
+
+    Returns:
+        Ascending offsets, without 0; the last may be the file's size.
+    """
+    starts: list[int] = []
+    state, base, target = k.FIELD_START, 0, split_bytes
+    out = np.empty(BLOCK_BYTES // split_bytes + 2, np.int64)
+    with open(path, "rb") as file:
+        if file.read(len(BOM)) == BOM:
+            base = len(BOM)
+        file.seek(base)
+        while chunk := file.read(BLOCK_BYTES):
+            if state in (k.FIELD_START, k.PLAIN) and b'"' not in chunk:
+                while (at := chunk.find(b"\n", max(target - base - 1, 0))) >= 0:
+                    starts.append(base + at + 1)
+                    target = starts[-1] + split_bytes
+                state = k.FIELD_START if chunk[-1] in (delimiter, k.LF, k.CR) else k.PLAIN
+            else:
+                found, state, target = k.row_starts(
+                    np.frombuffer(chunk, np.uint8),
+                    len(chunk),
+                    delimiter,
+                    state,
+                    base,
+                    split_bytes,
+                    target,
+                    out,
+                )
+                starts += out[:found].tolist()
+            base += len(chunk)
+    return starts
+
+
+def open_csv(files: Sequence[InputFile], options: SourceOptions) -> CsvSource:
+    """Opens CSV files with one header, or with as many fields in the first row of each.
+
+    Args:
+        files: non-empty files.
+        options: header and delimiter.
+
+    Returns:
+        The source.
+
+    Raises:
+        RecordError: a header is malformed or differs between files, or a file is no UTF-8.
+        UsageError: the delimiter is no single ASCII character.
+    """
+    delimiter = {"\\t": "\t", "tab": "\t"}.get(options.delimiter, options.delimiter)
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
+        raise UsageError(
+            f"--delimiter must be one ASCII character other than a quote or a line end, "
+            f"got {options.delimiter!r}. For a tab write '\\t'."
+        )
+    names: list[str] | None = None
+    for file in files:
+        row = read_first_row(file.path, delimiter)
+        if not options.header:
+            row = [f"c{i}" for i in range(len(row))]
+        elif names is None:
+            _check_header(row, file.path)
+        if names is not None and row != names:
+            raise RecordError(
+                f"all files must have the columns of the first, {_shorten(names)} ({files[0].path}), "
+                f"got {_shorten(row)} ({file.path}). Convert them apart, or give them one header."
+            )
+        names = row
+    return CsvSource(
+        files=tuple(files),
+        columns=tuple(SourceColumn(name=name) for name in names or ()),
+        header=options.header,
+        delimiter=ord(delimiter),
+    )
+
+
+def read_first_row(path: str, delimiter: str) -> list[str]:
+    """Reads a CSV file's first row that is not blank.
+
+    Args:
+        path: the file, gzipped or not.
+        delimiter: between fields.
+
+    Returns:
+        Its fields.
+
+    Raises:
+        RecordError: no row, a row without end, or another encoding than UTF-8.
+    """
+    try:
+        with open_bytes(path) as stream:
+            head = stream.read(HEADER_MAX_BYTES)
+    except (OSError, *damaged_errors()) as error:
+        raise RecordError(f"an input file must be readable, got {error} ({path}).") from None
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:64]:
+        raise RecordError(
+            f"a CSV file must be UTF-8 text, got UTF-16 or binary data ({path}). "
+            f"Convert it first: iconv -f UTF-16 -t UTF-8."
+        )
+    content = head.removeprefix(BOM).lstrip(b"\r\n")
+    data = np.frombuffer(content, np.uint8)
+    out = np.empty(1, np.int64)
+    # A target of 1 and then none: the end of the first row.
+    end = len(content)
+    for size in (1 << 16, len(content)):
+        size = min(size, len(content))
+        found, _, _ = k.row_starts(data, size, ord(delimiter), k.FIELD_START, 0, 1 << 60, 1, out)
+        if found:
+            end = int(out[0])
+            break
+    try:
+        rows = list(csv.reader(io.StringIO(content[:end].decode(), newline=""), delimiter=delimiter))
+    except UnicodeDecodeError:
+        raise RecordError(
+            f"a CSV file must be UTF-8 text, got other bytes in its first row ({path}). "
+            f"Convert it first: iconv -t UTF-8."
+        ) from None
+    except csv.Error as error:
+        raise RecordError(f"a CSV file's first row must be readable, got {error} ({path}).") from None
+    if not rows:
+        raise RecordError(f"a CSV file must have at least one row, got none ({path}). Leave it out.")
+    return rows[0]
+
+
+def _check_header(names: list[str], path: str) -> None:
+    for i, name in enumerate(names):
+        if not name.strip():
+            raise RecordError(
+                f"every column must have a name, got none for column {i + 1} of {len(names)} ({path}:1). "
+                f"Name it, or use --no-header if the first row is data."
+            )
+        if name in names[:i]:
+            raise RecordError(
+                f"column names must differ, got {name!r} for columns {names.index(name) + 1} and {i + 1} "
+                f"({path}:1). Rename one, or use --no-header if the first row is data."
+            )
+
+
+def _shorten(names: list[str], limit: int = 8) -> str:
+    return ", ".join(names[:limit]) + (f", ... ({len(names)} columns)" if len(names) > limit else "")

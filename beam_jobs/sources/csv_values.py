@@ -1,0 +1,233 @@
+"""CSV fields -> column summaries and Arrow arrays.
+
+`ColumnReader` goes through batches of tokenized rows, column by column. What a compiled loop
+can't do, correct rounding of numbers with many digits, goes through Arrow's parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_jobs.sources import Wish
+from beam_jobs.sources import csv_columns as c
+from beam_jobs.sources import csv_kernels as k
+from beam_jobs.sources.summary import ColumnSummary
+
+_SHOWN = 60
+_NOT_NUMBERS = 1 << k.EMPTY | 1 << k.NA | 1 << k.TEXT | 1 << k.BIG
+_FOREVER = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """Rows of a block of bytes, as `csv_kernels.tokenize` found them.
+
+    Attributes:
+        buf: uint8[], the block.
+        starts: int32[columns, >= rows].
+        ends: int32[columns, >= rows], with flags.
+        numbers: int64[>= rows], each row's number in its file (split).
+        rows: how many.
+        first_byte: where they start in the block.
+        last_byte: where they end.
+    """
+
+    buf: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    numbers: np.ndarray
+    rows: int
+    first_byte: int
+    last_byte: int
+
+    def text(self, column: int, row: int) -> bytes:
+        """A field's bytes, quotes undone."""
+        end = int(self.ends[column, row])
+        field = self.buf[self.starts[column, row] : end >> 2].tobytes()
+        return field.replace(b'""', b'"') if end & k.ESCAPED else field
+
+    def is_utf8(self) -> bool:
+        content = self.buf[self.first_byte : self.last_byte].tobytes()
+        if content.isascii():
+            return True
+        try:
+            content.decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
+
+class Misfit(Exception):
+    """A field that does not fit what its column must hold."""
+
+    def __init__(self, number: int, column: int, expected: str, found: str, remedy: str) -> None:
+        super().__init__(number, column, expected, found, remedy)
+        self.number, self.column, self.expected = number, column, expected
+        self.found, self.remedy = found, remedy
+
+
+class ColumnReader:
+    """Summarizes or reads batches, as wished.
+
+    Args:
+        wishes: one a column.
+
+    Attributes:
+        summaries: one a column, of all batches scanned.
+        narrowed: per column, values that a float32 that was asked for shortened.
+    """
+
+    def __init__(self, wishes: Sequence[Wish]) -> None:
+        self.wishes = wishes
+        self.summaries = [ColumnSummary() for _ in wishes]
+        self.narrowed = [0] * len(wishes)
+
+    def scan(self, batch: TokenBatch) -> None:
+        """Adds a batch to the summaries.
+
+        Raises:
+            Misfit: the batch's first row with a field that does not fit.
+        """
+        misfits: list[Misfit] = []
+        utf8 = batch.is_utf8()
+        for column, wish in enumerate(self.wishes):
+            if not wish.used:
+                continue
+            self._summarize(batch, column)
+            try:
+                if wish.numeric:
+                    row = c.first_of_kinds(
+                        batch.buf, batch.starts[column], batch.ends[column], batch.rows, _NOT_NUMBERS
+                    )
+                    if row >= 0:
+                        raise self._misfit(batch, column, row, "numbers, since it is packed")
+                if wish.dtype:
+                    lossy = self.summaries[column].counts[c.LOSSY32]
+                    self._read_column(batch, column)
+                    if wish.dtype == "float32":
+                        self.narrowed[column] = int(lossy)
+                if not utf8 and wish.dtype != "bytes":
+                    self._check_utf8(batch, column)
+            except Misfit as misfit:
+                misfits.append(misfit)
+        if misfits:
+            raise min(misfits, key=lambda misfit: (misfit.number, misfit.column))
+
+    def read(self, batch: TokenBatch) -> list[pa.Array]:
+        """The used columns' values, in the dtypes wished.
+
+        Raises:
+            Misfit: a field that does not fit; never after a scan with the same wishes.
+        """
+        return [self._read_column(batch, i) for i, wish in enumerate(self.wishes) if wish.used]
+
+    def _summarize(self, batch: TokenBatch, column: int) -> None:
+        summary = self.summaries[column]
+        extremes = np.array([summary.lowest, summary.highest], np.int64)
+        sums = np.array([summary.low, summary.high, summary.total])
+        hard = np.empty(batch.rows, np.int32)
+        starts, ends = batch.starts[column], batch.ends[column]
+        with np.errstate(over="ignore"):
+            count = c.scan_column(batch.buf, starts, ends, batch.rows, summary.counts, extremes, sums, hard)
+            # Once a column holds text, the digits of its numbers don't matter.
+            if count and not summary.counts[k.TEXT]:
+                values = self._hard_values(batch, column, hard[:count])
+                c.scan_hard(batch.buf, starts, ends, hard[:count], values, summary.counts, sums)
+        summary.lowest, summary.highest = int(extremes[0]), int(extremes[1])
+        summary.low, summary.high, summary.total = (float(value) for value in sums)
+
+    def _hard_values(self, batch: TokenBatch, column: int, rows: np.ndarray) -> np.ndarray:
+        text, _ = _texts(batch, column, rows, pa.string())
+        return pc.cast(
+            pc.utf8_trim_whitespace(pc.replace_substring_regex(text, r"^(\s*)\+", r"\1")), pa.float64()
+        ).to_numpy()
+
+    def _read_column(self, batch: TokenBatch, column: int) -> pa.Array:
+        wish = self.wishes[column]
+        dtype, rows = wish.dtype, batch.rows
+        starts, ends = batch.starts[column], batch.ends[column]
+        if dtype in ("string", "bytes"):
+            kind = pa.string() if dtype == "string" else pa.binary()
+            array, valid = _texts(batch, column, np.arange(rows, dtype=np.int32), kind)
+            self._check_required(batch, column, valid, array.null_count)
+            return array
+        valid = np.empty(rows, np.uint8)
+        if dtype == "bool":
+            values = np.empty(rows, np.uint8)
+            bad, nulls = c.read_bools(batch.buf, starts, ends, rows, values, valid)
+        elif dtype.startswith("float"):
+            values = np.empty(rows, np.float64)
+            hard = np.empty(rows, np.int32)
+            bad, nulls, num_hard = c.read_floats(batch.buf, starts, ends, rows, values, valid, hard)
+            if num_hard:
+                values[hard[:num_hard]] = self._hard_values(batch, column, hard[:num_hard])
+        else:
+            values = np.empty(rows, np.int64)
+            unsigned = dtype == "uint64"
+            bad, nulls = c.read_integers(batch.buf, starts, ends, rows, values, valid, unsigned)
+            if not unsigned and dtype != "int64" and bad < 0:
+                limits = np.iinfo(dtype)
+                outside = (values < limits.min) | (values > limits.max)
+                bad = int(outside.argmax()) if outside.any() else -1
+        if bad >= 0:
+            raise self._misfit(batch, column, int(bad), dtype)
+        self._check_required(batch, column, valid, nulls)
+        if dtype == "uint64":
+            values = values.view(np.uint64)
+        elif dtype != "bool":
+            with np.errstate(over="ignore"):
+                values = values.astype(dtype, copy=False)
+        return to_array(values, valid if nulls else None)
+
+    def _check_required(self, batch: TokenBatch, column: int, valid: np.ndarray, nulls: int) -> None:
+        if nulls and self.wishes[column].required:
+            raise self._misfit(batch, column, int(valid.argmin()), "a value in every row")
+
+    def _check_utf8(self, batch: TokenBatch, column: int) -> None:
+        for row in range(batch.rows):
+            try:
+                batch.text(column, row).decode()
+            except UnicodeDecodeError:
+                raise self._misfit(batch, column, row, "UTF-8 text") from None
+
+    def _misfit(self, batch: TokenBatch, column: int, row: int, expected: str) -> Misfit:
+        field = batch.text(column, row)
+        found = repr(field.decode(errors="backslashreplace"))
+        if len(found) > _SHOWN:
+            found = found[:_SHOWN] + "..."
+        remedy = "Correct the value, or declare another dtype for it (--schema)."
+        if expected == "UTF-8 text":
+            remedy = 'Convert the file to UTF-8 (iconv -t UTF-8), or declare dtype "bytes" (--schema).'
+        elif expected == "a value in every row":
+            found = f"an empty one ({found})"
+            remedy = 'Fill it in, or declare "nullable": true (--schema).'
+        elif expected.startswith("numbers"):
+            remedy = "Fill it in, or leave the column out of --pack."
+        return Misfit(int(batch.numbers[row]), column, expected, found, remedy)
+
+
+def to_array(values: np.ndarray, valid: np.ndarray | None) -> pa.Array:
+    """Wraps values as Arrow without copying them; `valid` is 1 where there is a value."""
+    bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(values.dtype), len(values), [bitmap, pa.py_buffer(values)]
+    )
+
+
+def _texts(
+    batch: TokenBatch, column: int, rows: np.ndarray, kind: pa.DataType
+) -> tuple[pa.Array, np.ndarray]:
+    offsets = np.empty(len(rows) + 1, np.int32)
+    valid = np.empty(len(rows), np.uint8)
+    starts, ends = batch.starts[column], batch.ends[column]
+    nulls = c.text_offsets(batch.buf, starts, ends, rows, offsets, valid)
+    data = np.empty(int(offsets[-1]), np.uint8)
+    c.text_data(batch.buf, starts, ends, rows, data)
+    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
+    buffers = [bitmap, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, len(rows), buffers), valid

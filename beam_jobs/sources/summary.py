@@ -1,0 +1,244 @@
+"""What the scan knows of a column: mergeable counts, and the dtype that follows from them.
+
+The lattice is bool < int64 < float < string. A split's summary is made by the source that
+read it; summaries merge in split order, so the result never depends on who read what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from beam_jobs.sources.csv_columns import INEXACT64, INFINITE, LOSSY32, NUM_COUNTS, TEXT_BYTES, TEXT_MAX
+from beam_jobs.sources.csv_kernels import BIG, BOOL, EMPTY, FLOAT, INT, NA, NAN, TEXT
+
+INTEGER_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+_INT64 = np.iinfo(np.int64)
+
+
+def _no_counts() -> np.ndarray:
+    return np.zeros(NUM_COUNTS, np.int64)
+
+
+@dataclass(kw_only=True)
+class ColumnSummary:
+    """Counts of one column.
+
+    Attributes:
+        counts: by kind of field and more, as `csv_columns.scan_column` fills them.
+        dtype: of the source where it has types of its own; "" for text.
+        lowest: the lowest integer; an int that is higher than `highest` if there is none.
+        highest: the highest integer.
+        low: the lowest finite number.
+        high: the highest finite number.
+        total: the sum of the finite numbers.
+    """
+
+    counts: np.ndarray = field(default_factory=_no_counts)
+    dtype: str = ""
+    lowest: int = _INT64.max
+    highest: int = _INT64.min
+    low: float = math.inf
+    high: float = -math.inf
+    total: float = 0.0
+
+    def merge(self, other: ColumnSummary) -> ColumnSummary:
+        """The summary of both, this one's rows first."""
+        return ColumnSummary(
+            counts=np.concatenate((
+                self.counts[:TEXT_MAX] + other.counts[:TEXT_MAX],
+                np.maximum(self.counts[TEXT_MAX:], other.counts[TEXT_MAX:]),
+            )),
+            dtype=self.dtype if self.dtype == other.dtype else join_dtypes(self.dtype, other.dtype),
+            lowest=min(self.lowest, other.lowest),
+            highest=max(self.highest, other.highest),
+            low=min(self.low, other.low),
+            high=max(self.high, other.high),
+            total=self.total + other.total,
+        )  # fmt: skip
+
+    @property
+    def inferred_dtype(self) -> str:
+        """The dtype that loses nothing of any value."""
+        if self.dtype:
+            return self.dtype
+        counts = self.counts
+        if counts[TEXT] or counts[BIG]:
+            return "string"
+        if counts[FLOAT] == 0:
+            if counts[INT]:
+                return "int64"
+            if counts[BOOL]:
+                return "bool"
+            return "float32" if counts[NAN] else "string"
+        if counts[INEXACT64]:  # integers that no float holds, beside fractions
+            return "string"
+        return "float64" if counts[LOSSY32] else "float32"
+
+    @property
+    def narrowest_integer(self) -> str:
+        """The narrowest of uint8, int16, int32, int64 that holds every integer."""
+        for dtype in ("uint8", "int16", "int32"):
+            if np.iinfo(dtype).min <= self.lowest and self.highest <= np.iinfo(dtype).max:
+                return dtype
+        return "int64"
+
+    def nulls(self, dtype: str) -> int:
+        """How many values are absent if the column is read as `dtype`."""
+        counts = self.counts
+        if self.dtype or dtype in ("string", "bytes"):
+            return int(counts[EMPTY])
+        nulls = int(counts[EMPTY] + counts[NA])
+        # NaN is a value among floats; among integers it can only mean that there is none.
+        return nulls if dtype.startswith("float") else nulls + int(counts[NAN])
+
+    def statistics(self, dtype: str) -> dict[str, Any]:
+        """The manifest's form: nulls; min, max, mean of finite numbers, or lengths of text."""
+        nulls = self.nulls(dtype)
+        result: dict[str, Any] = {"nulls": nulls}
+        if dtype in ("string", "bytes"):
+            present = self.rows - nulls
+            result["max_bytes"] = int(self.counts[TEXT_MAX])
+            result["mean_bytes"] = float(self.counts[TEXT_BYTES] / present) if present else 0.0
+            return result
+        number = int if dtype in INTEGER_DTYPES or dtype == "bool" else float
+        if self.low <= self.high:
+            whole = number is int and self.lowest <= self.highest
+            result["min"] = number(self.lowest) if whole else number(self.low)
+            result["max"] = number(self.highest) if whole else number(self.high)
+            finite = self.rows - nulls - int(self.counts[INFINITE])
+            finite -= int(self.counts[NAN]) if dtype.startswith("float") else 0
+            result["mean"] = self.total / max(finite, 1)
+        if dtype.startswith("float") and self.counts[NAN]:
+            result["nan"] = int(self.counts[NAN])
+        if self.counts[INFINITE]:
+            result["infinite"] = int(self.counts[INFINITE])
+        return result
+
+    @property
+    def rows(self) -> int:
+        return int(self.counts[:INFINITE].sum())
+
+
+def join_dtypes(a: str, b: str) -> str:
+    """The narrowest dtype that holds every value of both (for sources with types of their own).
+
+    Args:
+        a: a dtype, or "" for none yet.
+        b: likewise.
+
+    Returns:
+        The joined dtype; "string" where only text holds both.
+    """
+    if not a or not b or a == b:
+        return a or b
+    if "bytes" in (a, b):
+        return "bytes"
+    if "string" in (a, b):
+        return "string"
+    if {a, b} == {"int64", "uint64"}:
+        return "string"
+    order = ("bool", "int64", "uint64", "float32", "float64")
+    low, high = sorted((a, b), key=order.index)
+    if low in ("int64", "uint64") and high == "float32":
+        return "float64"
+    return high
+
+
+def summarize_array(array: pa.Array, dtype: str) -> ColumnSummary:
+    """Summarizes a typed array.
+
+    Args:
+        array: numbers, bools, text or bytes; nulls allowed.
+        dtype: the feature dtype that the column has in its source.
+
+    Returns:
+        Its summary.
+    """
+    summary = ColumnSummary(dtype=dtype)
+    counts = summary.counts
+    counts[EMPTY] = array.null_count
+    present = len(array) - array.null_count
+    if dtype in ("string", "bytes"):
+        counts[TEXT] = present
+        if present:
+            lengths = pc.binary_length(array)
+            counts[TEXT_BYTES] = pc.sum(lengths).as_py()
+            counts[TEXT_MAX] = pc.max(lengths).as_py()
+        return summary
+    if dtype == "bool":
+        array = array.cast(pa.uint8())
+        counts[BOOL] = present
+    values = array.drop_null().to_numpy(zero_copy_only=False) if array.null_count else _numpy(array)
+    if values.dtype.kind == "f":
+        counts[FLOAT] = present
+        finite = np.isfinite(values)
+        if not finite.all():
+            counts[NAN] = int(np.isnan(values).sum())
+            counts[FLOAT] -= counts[NAN]
+            counts[INFINITE] = present - int(finite.sum()) - counts[NAN]
+            values = values[finite]
+    else:
+        if dtype != "bool":
+            counts[INT] = present
+        if len(values):
+            summary.lowest, summary.highest = int(values.min()), int(values.max())
+    if len(values):
+        summary.low, summary.high = float(values.min()), float(values.max())
+        summary.total = float(values.sum(dtype=np.float64))
+        if values.dtype == np.float64:
+            with np.errstate(over="ignore"):
+                counts[LOSSY32] = int((values.astype(np.float32) != values).sum())
+    return summary
+
+
+def _numpy(array: pa.Array) -> np.ndarray:
+    return array.to_numpy(zero_copy_only=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadRow:
+    """A row that can't be taken.
+
+    Attributes:
+        row: its number in the source file, the first is 1; within the split until the
+            splits before are known.
+        problem: what must hold and what was found.
+        remedy: what to do.
+    """
+
+    row: int
+    problem: str
+    remedy: str
+
+
+@dataclass(kw_only=True)
+class SplitScan:
+    """What the scan found in one input split.
+
+    Attributes:
+        index: the split's.
+        rows: records.
+        source_rows: rows of the source, records and others (header, blank lines).
+        columns: one summary a column, in the source's order.
+        bad: the first row that can't be taken; then the rest was not looked at.
+        narrowed: per feature, values that a declared dtype shortened.
+    """
+
+    index: int
+    rows: int = 0
+    source_rows: int = 0
+    columns: list[ColumnSummary] = field(default_factory=list)
+    bad: BadRow | None = None
+    narrowed: dict[str, int] = field(default_factory=dict)
+
+
+def replace(scan: SplitScan, **changes: Any) -> SplitScan:
+    """A changed copy."""
+    return dataclasses.replace(scan, **changes)

@@ -1,0 +1,288 @@
+"""Pass 2: input splits -> pieces -> shards, verified.
+
+    InputSplit --EncodeSplit--> (shard, Piece) --group by shard--> WriteShard --> (shard, Shard | Failure)
+
+A piece is what one input split holds for one shard. Its bytes don't travel through the runner,
+whose GroupByKey would hold them in memory: they lie in the run's staging directory, one data
+file a split, records sorted by their place, and an index beside it. A shard's writer reads its
+ranges of all of them, part by part, so that memory stays bounded whatever the shard's size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import apache_beam as beam
+import numpy as np
+
+from beam_jobs.encode import encode_batch
+from beam_jobs.encode_kernels import place_records
+from beam_jobs.outcome import Failure, guarded, has_failed
+from beam_jobs.plan import Plan, ShardPlan
+from beam_jobs.scan import mark
+from beam_jobs.sources import InputSplit, Source
+from tfpipe.errors import OutputError, ShardError
+from tfpipe.manifest import Shard, shard_name
+from tfpipe.tfrecord import WINDOW_BITS, read_shard
+
+SHARDS = "shards"
+# ISA-L has levels 0 to 3; zlib's 4 to 9 are smaller and many times slower.
+ISAL_MAX_LEVEL = 3
+MAX_LEVEL = 9
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """What one input split holds for one shard: ranges of the split's file in staging."""
+
+    split: int
+
+    def data_path(self, staging: str) -> Path:
+        """The records, batch by batch, each sorted by place."""
+        return Path(staging) / f"pieces-{self.split:05d}.data"
+
+    def index_path(self, staging: str) -> Path:
+        """int64: per batch of n records their n places and n + 1 file offsets; then every n; then how many."""
+        return Path(staging) / f"pieces-{self.split:05d}.index"
+
+
+class EncodeSplit(beam.DoFn):
+    """Encodes an input split and leaves its records in staging, sorted by place.
+
+    Args:
+        source: to read.
+        staging: the run's own directory.
+    """
+
+    def __init__(self, source: Source, staging: str) -> None:
+        self.source, self.staging = source, staging
+
+    @guarded(lambda _, failure: (-1, failure))
+    def process(self, split: InputSplit, plan: Plan | Failure) -> Iterator[tuple[int, Piece | Failure]]:
+        """InputSplit -> (shard's index in the plan, Piece)."""
+        if isinstance(plan, Failure) or has_failed(self.staging):
+            return
+        piece = Piece(split=split.index)
+        starts = np.array([shard.start for shard in plan.shards])
+        rows = offset = 0
+        used: set[int] = set()
+        counts: list[int] = []
+        with (
+            open(piece.data_path(self.staging), "wb") as data,
+            open(piece.index_path(self.staging), "wb") as index,
+        ):
+            for batch in self.source.read(split, plan.wishes):
+                places = plan.places(split.index, rows, batch.num_rows)
+                order = np.argsort(places)
+                encoded = encode_batch(plan.layout.assemble(batch), plan.schema, order)
+                places = places[order]
+                data.write(encoded.data)
+                index.write(places)
+                index.write(encoded.offsets + offset)
+                offset += len(encoded.data)
+                rows += batch.num_rows
+                counts.append(batch.num_rows)
+                used.update((np.unique(np.searchsorted(starts, places, side="right")) - 1).tolist())
+            index.write(np.array([*counts, len(counts)], np.int64))
+        expected = int(plan.first_index[split.index + 1] - plan.first_index[split.index])
+        if rows != expected:
+            raise OutputError(
+                f"the input must not change while it is converted, got {rows} records instead of {expected} "
+                f"({self.source.origin(split, 1)}). Convert again when nothing writes to it."
+            )
+        mark(self.staging, "encode", split.index, rows)
+        for shard in sorted(used):
+            yield shard, piece
+
+
+class WriteShard(beam.DoFn):
+    """Writes a shard from its pieces, in its final order, and reads it back.
+
+    Args:
+        staging: the run's own directory.
+    """
+
+    def __init__(self, staging: str) -> None:
+        self.staging = staging
+
+    @guarded(lambda element, failure: (element[0], failure))
+    def process(
+        self, element: tuple[int, Iterable[Piece | Failure]], plan: Plan | Failure
+    ) -> Iterator[tuple[int, Shard | Failure]]:
+        """(shard's index in the plan, its pieces) -> (the same, Shard | Failure)."""
+        index, pieces = element[0], list(element[1])
+        failures = [piece for piece in pieces if isinstance(piece, Failure)]
+        if failures:
+            yield index, failures[0]
+        if failures or isinstance(plan, Failure) or has_failed(self.staging):
+            return
+        shard_plan = plan.shards[index]
+        name = shard_name(shard_plan.split, shard_plan.index, shard_plan.num_shards, plan.compression)
+        path = Path(self.staging) / SHARDS / name
+        ordered = sorted(
+            (piece for piece in pieces if isinstance(piece, Piece)), key=lambda piece: piece.split
+        )
+        shard = write_shard(path, shard_plan, ordered, self.staging, plan.compression, plan.level)
+        verify_shard(path, shard, plan.compression)
+        mark(self.staging, "shard", index, shard.num_records)
+        yield index, shard
+
+
+def write_shard(
+    path: Path, shard_plan: ShardPlan, pieces: list[Piece], staging: str, compression: str, level: int
+) -> Shard:
+    """Writes a shard's records in the order of their places.
+
+    Args:
+        path: of the new file.
+        shard_plan: the places that it holds.
+        pieces: of all splits that have some of them.
+        staging: where the pieces lie.
+        compression: "GZIP", "ZLIB" or "".
+        level: of the compression.
+
+    Returns:
+        The shard as it was written.
+
+    Raises:
+        OutputError: a place has no record, or more than one.
+        OSError: the disk.
+    """
+    readers = [_PieceReader(piece, staging) for piece in pieces]
+    compressor = make_compressor(compression, level)
+    digest = hashlib.sha256()
+    num_bytes = uncompressed_bytes = 0
+    try:
+        with open(path, "xb") as file:
+            for start, stop in zip(shard_plan.edges, shard_plan.edges[1:], strict=False):
+                data = _gather(readers, start, stop)
+                uncompressed_bytes += len(data)
+                view = memoryview(data)
+                for low in range(0, len(view), _CHUNK_BYTES):
+                    chunk = view[low : low + _CHUNK_BYTES]
+                    num_bytes += _put(file, digest, compressor.compress(chunk) if compressor else chunk)
+            if compressor:
+                num_bytes += _put(file, digest, compressor.flush())
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        for reader in readers:
+            reader.close()
+    return Shard(
+        name=path.name,
+        num_records=shard_plan.stop - shard_plan.start,
+        num_bytes=num_bytes,
+        uncompressed_bytes=uncompressed_bytes,
+        sha256=digest.hexdigest(),
+    )
+
+
+def verify_shard(path: Path, shard: Shard, compression: str) -> None:
+    """Opens a shard again and compares every checksum, the counts and the file's SHA-256.
+
+    Args:
+        path: of the file.
+        shard: what was written.
+        compression: of the file.
+
+    Raises:
+        ShardError: the file does not hold what was written.
+    """
+    content = read_shard(path, compression)
+    for key in ("num_records", "num_bytes", "uncompressed_bytes", "sha256"):
+        if getattr(content, key) != getattr(shard, key):
+            raise ShardError(
+                f"a shard must hold what was written to it, got {key} {getattr(content, key)} instead of "
+                f"{getattr(shard, key)} ({path}). The disk may be failing: convert again to another one."
+            )
+
+
+def make_compressor(compression: str, level: int) -> Any:
+    """A compressor whose output depends on nothing but its input: no time, no name.
+
+    Args:
+        compression: "GZIP", "ZLIB" or "".
+        level: 0 to 3 through ISA-L, 4 to 9 through zlib.
+
+    Returns:
+        An object with compress and flush, or None.
+    """
+    if not compression:
+        return None
+    if level > ISAL_MAX_LEVEL:
+        return zlib.compressobj(level, zlib.DEFLATED, WINDOW_BITS[compression])
+    from isal import isal_zlib
+
+    return isal_zlib.compressobj(level, isal_zlib.DEFLATED, WINDOW_BITS[compression])
+
+
+class _PieceReader:
+    """Reads ranges of places from one split's file."""
+
+    def __init__(self, piece: Piece, staging: str) -> None:
+        index = np.memmap(piece.index_path(staging), np.int64, "r")
+        num_batches = int(index[-1])
+        self.batches: list[tuple[np.ndarray, np.ndarray]] = []
+        at = 0
+        for rows in index[-1 - num_batches : -1].tolist():
+            self.batches.append((index[at : at + rows], index[at + rows : at + 2 * rows + 1]))
+            at += 2 * rows + 1
+        self.path = piece.data_path(staging)
+        self.file = os.open(self.path, os.O_RDONLY)
+
+    def ranges(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+        """Yields (places, lengths, file offset) of each batch's records in [start, stop)."""
+        for places, offsets in self.batches:
+            low, high = np.searchsorted(places, (start, stop))
+            if low < high:
+                yield np.array(places[low:high]), np.diff(offsets[low : high + 1]), int(offsets[low])
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        while buffer:
+            count = os.preadv(self.file, [buffer], offset)
+            if not count:
+                raise OutputError(
+                    f"a staging file must keep what was written, got its end at {offset} ({self.path})."
+                )
+            buffer, offset = buffer[count:], offset + count
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+def _gather(readers: list[_PieceReader], start: int, stop: int) -> np.ndarray:
+    """The records of the places [start, stop), in order (uint8[])."""
+    found = [(reader, *found) for reader in readers for found in reader.ranges(start, stop)]
+    slots = np.concatenate([places for _, places, _, _ in found] or [np.empty(0, np.int64)]) - start
+    lengths = np.concatenate([lengths for _, _, lengths, _ in found] or [np.empty(0, np.int64)])
+    if len(slots) != stop - start or (np.bincount(slots, minlength=stop - start) != 1).any():
+        raise OutputError(
+            f"every place must get exactly one record, got {len(slots)} for places {start} to {stop - 1}. "
+            f"Nothing was published: convert again."
+        )
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    raw = np.empty(int(offsets[-1]), np.uint8)
+    at = 0
+    for reader, _, range_lengths, offset in found:
+        size = int(range_lengths.sum())
+        reader.read_into(memoryview(raw)[at : at + size], offset)
+        at += size
+    by_slot = np.empty(len(slots), np.int64)
+    by_slot[slots] = lengths
+    out_offsets = np.concatenate(([0], np.cumsum(by_slot)))
+    out = np.empty_like(raw)
+    place_records(raw, offsets, slots, out, out_offsets)
+    return out
+
+
+def _put(file: BinaryIO, digest: Any, chunk: Any) -> int:
+    digest.update(chunk)
+    file.write(chunk)
+    return len(chunk)
