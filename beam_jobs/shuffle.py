@@ -12,6 +12,7 @@ Source: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -100,7 +101,7 @@ def split_sizes(num_records: int, fractions: Sequence[float]) -> list[int]:
         total += fraction
         edges.append(min(num_records, round(num_records * total)))
     edges[-1] = num_records
-    return [stop - start for start, stop in zip(edges, edges[1:], strict=False)]
+    return [stop - start for start, stop in itertools.pairwise(edges)]
 
 
 def _walk(values: Int64Array, num_records: int, seed: int, *, inverse: bool) -> Int64Array:

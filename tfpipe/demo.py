@@ -1,6 +1,6 @@
 """The whole journey on real data, by the real commands: python -m tfpipe.demo
 
-    python -m tfpipe.demo [--output demo_out] [--workers 2] [--epochs 5]
+    python -m tfpipe.demo [--output demo_out] [--workers 2] [--epochs 20]
 
 Comes in: the 1797 handwritten digits that scikit-learn ships as CSV (8 by 8 pixels, 0 to 16, and
 the digit). Goes out, below the output folder: the dataset (data/), the result (result.json), the
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tfpipe.demo", description=__doc__.split("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("demo_out"), help="default: %(default)s")
     parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--epochs", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
     args = parser.parse_args(argv)
     return run_command(lambda: _main(args.output, args.workers, args.epochs))
 

@@ -36,7 +36,7 @@ def mnist_cnn() -> tuple[Any, Any, Any]:
         keras.layers.Dense(10),
     ])  # fmt: skip
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return model, loss, keras.optimizers.SGD(learning_rate=0.05)
+    return model, loss, keras.optimizers.SGD(learning_rate=0.01)
 
 
 def prepare_image(features: dict[str, tf.Tensor], label: str) -> tuple[tf.Tensor, tf.Tensor]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -62,7 +63,7 @@ class CsvSource:
             if not file.gzipped:
                 starts = find_row_starts(file.path, delimiter=self.delimiter, split_bytes=SPLIT_BYTES)
                 bounds = [0, *(start for start in starts if start < file.num_bytes), file.num_bytes]
-            for start, stop in zip(bounds, bounds[1:], strict=False):
+            for start, stop in itertools.pairwise(bounds):
                 splits.append(InputSplit(index=len(splits), file=index, start=start, stop=stop))
         return splits
 

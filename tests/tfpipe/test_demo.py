@@ -192,7 +192,7 @@ def test_the_demo_converts_trains_explains_and_can_run_again(tmp_path):
     assert float(accuracy[1]) > 90 and 300 < int(accuracy[2]) < 420
     result = json.loads((out / "result.json").read_text())
     assert result["headline"] in text
-    assert result["num_workers"] == 2 and result["training"]["epochs"] == 5
+    assert result["num_workers"] == 2 and result["training"]["epochs"] == 20
     for part in ("input", "compute", "communication", "imbalance"):
         assert part in text
     for path in (out / "result.json", out / "report.html", out / "data"):
