@@ -7,6 +7,7 @@ instead, stages pass it on, and the driver raises it as the error it was.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import traceback
@@ -59,10 +60,8 @@ class Failure:
 
 def mark_failed(staging: str) -> None:
     """Tells the workers that are still busy that their work is in vain."""
-    try:
+    with contextlib.suppress(OSError):  # the disk may be full; they will find out by themselves
         (Path(staging) / FAILED).touch()
-    except OSError:
-        pass  # the disk may be full; they will find out by themselves
 
 
 def has_failed(staging: str) -> bool:
