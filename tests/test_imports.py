@@ -12,10 +12,10 @@ from tests.helpers import REPOSITORY
 
 # A module imports from earlier layers, or from its own. A new module belongs in one of them.
 LAYERS = [
-    {"errors"},
+    {"errors", "cpus"},
     {"schema", "tfrecord", "config", "attribution", "cluster", "sharding", "progress"},
     {"manifest", "report_view", "launcher", "demo"},
-    {"report_html", "report", "parsing", "checks", "forecast"},
+    {"report_html", "report", "parsing", "stages", "checks", "forecast"},
     {"pipeline"},
     {"models", "step", "rounds", "training", "worker", "trainer", "bench", "tune", "reduce"},
     {"cli"},

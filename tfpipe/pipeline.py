@@ -7,8 +7,7 @@ one epoch long, of `{feature: tensor[batch, ...]}`. In this order:
         -> parallel interleave of batched reads -> [cache] -> record shuffle -> batch
         -> batched parse (parsing.py) -> user map -> prefetch
 
-Nothing random lies before the cache. Records move in blocks wherever they can: one element
-a record costs more than reading and parsing it.
+The stages themselves are in stages.py.
 
     manifest = Manifest.load("data/mnist")
     for batch in make_dataset(manifest, PipelineConfig(per_worker_batch_size=64)):
@@ -17,8 +16,7 @@ a record costs more than reading and parsing it.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,19 +24,8 @@ import tensorflow as tf
 from tfpipe.config import PipelineConfig
 from tfpipe.errors import ManifestError, UsageError
 from tfpipe.manifest import Manifest, Split
-from tfpipe.parsing import make_parser
 from tfpipe.sharding import EpochPlan, plan_epoch, share
-
-MapFn = Callable[[Any], Any]
-
-# Our own functions need no AutoGraph, which would double the time to build a dataset.
-_as_is = tf.autograph.experimental.do_not_convert
-
-# Blocks that a shuffle buffer must hold before the record shuffle works on whole windows (blocks
-# in random order, then the rows of a window permuted at once) instead of on single records:
-# 16 us of CPU a record instead of 24 on 40 columns, gzip. With fewer blocks their order
-# would not tell one epoch from the next well enough.
-MINIMUM_BLOCKS = 16
+from tfpipe.stages import MapFn, as_is, decode, fill_up, finish, first_steps, read
 
 
 def make_dataset(
@@ -75,28 +62,8 @@ def make_dataset(
             workers; a fill value that does not fit.
         ManifestError: no such split, or it holds no record.
     """
-    if num_workers < 1:
-        raise UsageError(f"num_workers must be >= 1, got {num_workers}.")
-    found = _split_with_records(manifest, split)
-    counts = [shard.num_records for shard in found.shards]
-    if num_workers > 1:
-        share(counts=counts, num_workers=num_workers, sharding="file")
-    batch_size = config.per_worker_batch_size * num_workers
-    if config.drop_remainder and found.num_records < batch_size:
-        raise UsageError(
-            f"a batch must fit into the split when drop_remainder is set, got a batch of {batch_size} "
-            f"for {found.num_records} records ({manifest.directory}: {split}). Use a smaller "
-            f"per_worker_batch_size, or drop_remainder=False."
-        )
-    dataset = _read(manifest, config, manifest.paths(split), found.num_records, batch_size, epoch=epoch)
-    dataset = _decode(dataset, manifest, config, map_fn)
-    if num_workers == 1:
-        # An epoch that ends early is an error, not a shorter epoch. (Under autosharding each
-        # worker sees its part of these batches.)
-        full, rest = divmod(found.num_records, batch_size)
-        steps = full + (rest > 0 and not config.drop_remainder)
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
-    return _finish(dataset, config, map_fn)
+    dataset = _global_batches(manifest, config, split, num_workers, map_fn, epoch)
+    return finish(dataset, config, map_fn)
 
 
 def distribute(
@@ -171,23 +138,61 @@ def distribute(
                 "pad_batches needs each worker's own record count, which autosharding hides, got "
                 'sharding="file". Use sharding="per_worker".'
             )
-        dataset = make_dataset(manifest, config, split, num_workers=num_workers, map_fn=map_fn, epoch=epoch)
+        dataset = _global_batches(manifest, config, split, num_workers, map_fn, epoch)
         if config.drop_remainder:
             dataset = dataset.take(plan.steps_per_epoch // num_workers)
-        dataset = _finish(dataset.repeat() if repeat else dataset, config, map_fn)
+        dataset = finish(dataset.repeat() if repeat else dataset, config, map_fn)
         assert_file_autosharding(dataset)
         return strategy.experimental_distribute_dataset(dataset)
 
     shares = share(counts=counts, num_workers=num_workers, sharding="per_worker")
 
     def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        if context.num_input_pipelines != num_workers:
+            raise UsageError(
+                f"the strategy must have one input pipeline a worker, got {context.num_input_pipelines} "
+                f"for {num_workers} workers. Use MultiWorkerMirroredStrategy."
+            )
         worker = context.input_pipeline_id
         dataset = _worker_dataset(
             manifest, config, split, shares[worker], plan, replicas, map_fn, pad_batches, (epoch, worker)
         )
-        return _finish(dataset.repeat() if repeat else dataset, config, map_fn)
+        return finish(dataset.repeat() if repeat else dataset, config, map_fn)
 
     return strategy.distribute_datasets_from_function(dataset_fn)
+
+
+def _global_batches(
+    manifest: Manifest,
+    config: PipelineConfig,
+    split: str,
+    num_workers: int,
+    map_fn: MapFn | None,
+    epoch: int,
+) -> tf.data.Dataset:
+    """One epoch of global batches."""
+    if num_workers < 1:
+        raise UsageError(f"num_workers must be >= 1, got {num_workers}.")
+    found = _split_with_records(manifest, split)
+    counts = [shard.num_records for shard in found.shards]
+    if num_workers > 1:
+        share(counts=counts, num_workers=num_workers, sharding="file")
+    batch_size = config.per_worker_batch_size * num_workers
+    if config.drop_remainder and found.num_records < batch_size:
+        raise UsageError(
+            f"a batch must fit into the split when drop_remainder is set, got a batch of {batch_size} "
+            f"for {found.num_records} records ({manifest.directory}: {split}). Use a smaller "
+            f"per_worker_batch_size, or drop_remainder=False."
+        )
+    dataset = read(manifest, config, manifest.paths(split), found.num_records, batch_size, epoch=epoch)
+    dataset = decode(dataset, manifest, config, map_fn)
+    if num_workers == 1:
+        # An epoch that ends early is an error, not a shorter epoch. (Under autosharding each
+        # worker sees its part of these batches.)
+        full, rest = divmod(found.num_records, batch_size)
+        steps = full + (rest > 0 and not config.drop_remainder)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
+    return dataset
 
 
 def _worker_dataset(
@@ -207,28 +212,20 @@ def _worker_dataset(
     num_records = sum(shard.num_records for shard in shards)
     batch_size = config.per_worker_batch_size // replicas
     steps = plan.steps_per_epoch * replicas
-    dataset = _read(manifest, config, paths, num_records, batch_size, epoch=seed[0], worker=seed[1])
+    dataset = read(manifest, config, paths, num_records, batch_size, epoch=seed[0], worker=seed[1])
     batches = num_records // batch_size if config.drop_remainder else -(-num_records // batch_size)
     if batches > steps:  # only with drop_remainder: all workers stop together
-        dataset, batches = _take(dataset, steps), steps
+        dataset, batches = first_steps(dataset, steps), steps
     if pad_batches:
-        dataset = dataset.map(_as_is(lambda rows: _fill_up(rows, batch_size)))
+        dataset = dataset.map(as_is(lambda rows: fill_up(rows, batch_size)))
         if batches < steps:
             first = next(path for path, shard in zip(paths, shards, strict=True) if shard.num_records)
             empty = tf.data.TFRecordDataset(first, manifest.compression).take(1).repeat(batch_size)
             empty = empty.batch(batch_size, drop_remainder=True).repeat(steps - batches)
-            dataset = dataset.concatenate(empty.map(_as_is(lambda rows: (rows, tf.zeros([batch_size])))))
+            dataset = dataset.concatenate(empty.map(as_is(lambda rows: (rows, tf.zeros([batch_size])))))
             batches = steps
-    dataset = _decode(dataset, manifest, config, map_fn, batch_size=batch_size if pad_batches else None)
+    dataset = decode(dataset, manifest, config, map_fn, batch_size=batch_size if pad_batches else None)
     return dataset.apply(tf.data.experimental.assert_cardinality(batches))
-
-
-def _fill_up(rows: tf.Tensor, batch_size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Repeats the first row of a short batch until it is full; string[n] -> string[b], float32[b]."""
-    missing = batch_size - tf.shape(rows)[0]
-    filled = tf.concat([rows, tf.repeat(rows[:1], missing)], axis=0)
-    filled.set_shape([batch_size])
-    return filled, tf.cast(tf.range(batch_size) < batch_size - missing, tf.float32)
 
 
 def num_input_workers(strategy: tf.distribute.Strategy) -> int:
@@ -300,139 +297,3 @@ def _split_with_records(manifest: Manifest, name: str) -> Split:
             f"({manifest.directory}: {name}). Convert again with another --split."
         )
     return split
-
-
-def _read(
-    manifest: Manifest,
-    config: PipelineConfig,
-    paths: Sequence[str],
-    num_records: int,
-    batch_size: int,
-    *,
-    epoch: int = 0,
-    worker: int = 0,
-) -> tf.data.Dataset:
-    """Batches of serialized examples, string[batch], in this epoch's order."""
-
-    def seed(stage: str) -> int:
-        text = f"{config.seed}/{epoch}/{worker}/{stage}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") >> 1
-
-    @_as_is
-    def read_file(path: tf.Tensor) -> tf.data.Dataset:
-        records = tf.data.TFRecordDataset(
-            path, compression_type=manifest.compression, buffer_size=config.read_buffer_bytes
-        )
-        return records.batch(config.read_batch_size)
-
-    shuffles, caches = config.shuffle_buffer_records > 0, config.cache == "memory"
-    files = tf.data.Dataset.from_tensor_slices(list(paths))
-    if shuffles and not caches:
-        files = files.shuffle(len(paths), seed=seed("files"))
-    cycle_length = min(config.cycle_length, len(paths))
-    blocks = files.interleave(
-        read_file,
-        cycle_length=cycle_length,
-        block_length=config.block_length,
-        num_parallel_calls=min(config.num_parallel_calls, cycle_length),
-        deterministic=config.deterministic,
-    )
-    num_blocks = -(-num_records // config.read_batch_size) + len(paths)  # at most
-    if caches:
-        blocks = blocks.cache()
-        if shuffles:  # in the file shuffle's place, which may not come before a cache
-            blocks = blocks.shuffle(num_blocks, seed=seed("blocks"))
-    drop = config.drop_remainder
-    if not shuffles:
-        return blocks.rebatch(batch_size, drop_remainder=drop)
-    buffer_size = min(config.shuffle_buffer_records, num_records)
-    buffer_blocks = buffer_size // config.read_batch_size
-    if buffer_blocks < MINIMUM_BLOCKS:
-        records = blocks.unbatch().shuffle(buffer_size, seed=seed("records"))
-        return records.batch(batch_size, drop_remainder=drop)
-    if not caches:
-        blocks = blocks.shuffle(buffer_blocks, seed=seed("blocks"))
-    windows = blocks.rebatch(buffer_size).map(_as_is(lambda rows: _permute(rows, seed("records"))))
-    return windows.rebatch(batch_size, drop_remainder=drop)
-
-
-def _permute(rows: tf.Tensor, seed: int) -> tf.Tensor:
-    """Puts a window's rows in random order; string[n] -> string[n].
-
-    Blocks arrive in another order in each epoch, so the window's own rows tell epochs apart:
-    a counter or a random dataset beside the files would switch autosharding by files off.
-    """
-    picked = tf.gather(rows, tf.range(4) * tf.shape(rows)[0] // 4)
-    salt = tf.strings.to_hash_bucket_fast(tf.strings.reduce_join(picked), 2**31)
-    order = tf.random.experimental.stateless_shuffle(
-        tf.range(tf.shape(rows)[0]), seed=tf.stack([salt, tf.constant(seed, tf.int64)])
-    )
-    return tf.gather(rows, order)
-
-
-def _decode(
-    dataset: tf.data.Dataset,
-    manifest: Manifest,
-    config: PipelineConfig,
-    map_fn: MapFn | None,
-    *,
-    batch_size: int | None = None,
-) -> tf.data.Dataset:
-    """Parses batches of serialized examples (with a mask where `batch_size` is given), then maps them."""
-    parse = make_parser(manifest.schema, config.fill_values)
-    masked = batch_size is not None
-    dataset = dataset.map(
-        _as_is(lambda rows, mask: (parse(rows), mask)) if masked else parse,
-        num_parallel_calls=config.num_parallel_calls,
-        deterministic=config.deterministic,
-    )
-    if map_fn is None:
-        return dataset
-
-    # None and not 1: exactly one batch at a time, without a thread pool in between.
-    calls = None if config.map_num_parallel_calls == 1 else config.map_num_parallel_calls
-    dataset = dataset.map(
-        (lambda batch, mask: (map_fn(batch), mask)) if masked else map_fn,
-        num_parallel_calls=calls,
-        deterministic=None if calls is None else config.deterministic,
-    )
-    return _with_all_rows(dataset, batch_size) if masked else dataset
-
-
-def _with_all_rows(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
-    """Makes sure that a user's map kept the rows that the mask speaks of."""
-    found = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec[0])]
-    if any(rows not in (None, batch_size) for rows in found):
-        raise UsageError(
-            f"with pad_batches, map_fn must keep the batch's {batch_size} rows, got {found}. "
-            f"Keep every row, and give unwanted ones the weight 0."
-        )
-    if None not in found:
-        return dataset
-
-    def check(result: Any, mask: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        for tensor in tf.nest.flatten(result):
-            if isinstance(tensor, tf.Tensor):
-                rows = tf.shape(tensor)[0]
-                tf.debugging.assert_equal(rows, batch_size, "with pad_batches, map_fn must keep every row")
-        return result, mask
-
-    return dataset.map(_as_is(check))
-
-
-def _take(dataset: tf.data.Dataset, steps: int) -> tf.data.Dataset:
-    """The first steps, reading to the end all the same: `take` would leave a cache unfinished."""
-    return dataset.enumerate().filter(_as_is(lambda i, _: i < steps)).map(_as_is(lambda _, batch: batch))
-
-
-def _finish(dataset: tf.data.Dataset, config: PipelineConfig, map_fn: MapFn | None) -> tf.data.Dataset:
-    options = tf.data.Options()
-    if map_fn is None:
-        # Parse calls run side by side already; threads inside each cost more than they bring:
-        # 13.6 us of CPU a record instead of 16 (40 columns, 2 cores). A user's map may need them.
-        options.threading.max_intra_op_parallelism = 1
-    options.deterministic = config.deterministic
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
-    if config.prefetch_batches:
-        dataset = dataset.prefetch(config.prefetch_batches)
-    return dataset.with_options(options)

@@ -48,7 +48,7 @@ def test_values_are_frozen_and_varied_by_replace():
         (PipelineConfig, {"seed": 1.0}, "seed must be an integer >= 0, got 1.0"),
         (PipelineConfig, {"sharding": "auto"}, "sharding must be one of per_worker, file, got 'auto'"),
         (PipelineConfig, {"cache": "disk"}, "cache must be one of none, memory, got 'disk'"),
-        (PipelineConfig, {"num_parallel_calls": 0}, "integer >= 1 or -1, got 0"),
+        (PipelineConfig, {"map_num_parallel_calls": 0}, "integer >= 1 or -1, got 0"),
         (PipelineConfig, {"prefetch_batches": -2}, "integer >= 0 or -1, got -2"),
         (PipelineConfig, {"fill_values": [1]}, r"must map feature names to values, got \[1\]"),
         (PipelineConfig, {"drop_remainder": 1}, "drop_remainder must be true or false, got 1"),
