@@ -25,7 +25,7 @@ from tfpipe.config import PipelineConfig
 from tfpipe.errors import ManifestError, UsageError
 from tfpipe.manifest import Manifest, Split
 from tfpipe.sharding import EpochPlan, plan_epoch, share
-from tfpipe.stages import MapFn, as_is, decode, fill_up, finish, first_steps, read
+from tfpipe.stages import MapFns, as_is, decode, fill_up, finish, first_steps, read
 
 
 def make_dataset(
@@ -34,7 +34,7 @@ def make_dataset(
     split: str = "train",
     *,
     num_workers: int = 1,
-    map_fn: MapFn | None = None,
+    map_fn: MapFns | None = None,
     epoch: int = 0,
 ) -> tf.data.Dataset:
     """Builds one epoch of batches.
@@ -49,7 +49,8 @@ def make_dataset(
         split: the split's name.
         num_workers: of the strategy that will share the dataset out by files; the batch is the
             global one, `per_worker_batch_size * num_workers`. 1 for one process.
-        map_fn: applied to every parsed batch.
+        map_fn: applied to every parsed batch; several functions one after the other, each a
+            stage of its own.
         epoch: mixed into the seed; a run that resumes at epoch 3 passes 3.
 
     Returns:
@@ -72,7 +73,7 @@ def distribute(
     config: PipelineConfig,
     split: str = "train",
     *,
-    map_fn: MapFn | None = None,
+    map_fn: MapFns | None = None,
     repeat: bool = False,
     pad_batches: bool = False,
     epoch: int = 0,
@@ -98,7 +99,7 @@ def distribute(
         manifest: of the dataset directory.
         config: how records become batches.
         split: the split's name.
-        map_fn: applied to every parsed batch.
+        map_fn: applied to every parsed batch; see `make_dataset`.
         repeat: whether the dataset is endless, each epoch in a new order.
         pad_batches: makes every batch exactly `per_worker_batch_size` rows and all workers'
             epochs `plan_epoch(...).steps_per_epoch` steps. Elements become `(batch, mask)`,
@@ -167,7 +168,7 @@ def _global_batches(
     config: PipelineConfig,
     split: str,
     num_workers: int,
-    map_fn: MapFn | None,
+    map_fn: MapFns | None,
     epoch: int,
 ) -> tf.data.Dataset:
     """One epoch of global batches."""
@@ -202,7 +203,7 @@ def _worker_dataset(
     indices: Sequence[int],
     plan: EpochPlan,
     replicas: int,
-    map_fn: MapFn | None,
+    map_fn: MapFns | None,
     pad_batches: bool,
     seed: tuple[int, int],
 ) -> tf.data.Dataset:

@@ -24,8 +24,9 @@ from tfpipe.step import Stepper
 # that a burst of ready batches after a hold-up does not pass for a fast step. (In blocks of
 # 4 under a 150 ms input on a busy machine, steps of 103 and 203 ms alternated.)
 _BLOCK_STEPS = 10
-# Batches that TensorFlow's distributed iterator holds beside the pipeline's own prefetch.
-_HELD_BATCHES = 4
+# Batches held beside the pipeline's own prefetch: between a user's map and the model's adapter,
+# and by TensorFlow's distributed iterator.
+_HELD_BATCHES = 5
 # With autotuned buffers nothing says how many batches lie ready; this many steps use them up.
 _HELD_BATCHES_AUTOTUNED = 32
 

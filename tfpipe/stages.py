@@ -23,6 +23,7 @@ from tfpipe.manifest import Manifest
 from tfpipe.parsing import make_parser
 
 MapFn = Callable[[Any], Any]
+MapFns = MapFn | Sequence[MapFn]
 
 # Our own functions need no AutoGraph, which would double the time to build a dataset.
 as_is = tf.autograph.experimental.do_not_convert
@@ -98,7 +99,8 @@ def read(
     if not caches:
         blocks = blocks.shuffle(buffer_blocks, seed=seed("blocks"))
     windows = blocks.rebatch(buffer_size).map(as_is(lambda rows: _permute(rows, seed("records"))))
-    return windows.rebatch(batch_size, drop_remainder=drop)
+    # The next window is read while this one is used up: its making must not hold up a step.
+    return windows.prefetch(1).rebatch(batch_size, drop_remainder=drop)
 
 
 def _parallel_calls(config: PipelineConfig) -> int:
@@ -123,7 +125,7 @@ def decode(
     dataset: tf.data.Dataset,
     manifest: Manifest,
     config: PipelineConfig,
-    map_fn: MapFn | None,
+    map_fn: MapFns | None,
     *,
     batch_size: int | None = None,
 ) -> tf.data.Dataset:
@@ -133,7 +135,8 @@ def decode(
         dataset: string[batch], or (string[batch], float32[batch] mask) where `batch_size` is given.
         manifest: for the schema.
         config: parallelism and fill values.
-        map_fn: the user's function, or None.
+        map_fn: the user's function, or None; of several each is a stage of its own, which works
+            on the next batch while the one after it works on this.
         batch_size: rows of every batch, if a mask travels along.
 
     Returns:
@@ -150,17 +153,22 @@ def decode(
         num_parallel_calls=_parallel_calls(config),
         deterministic=config.deterministic,
     )
-    if map_fn is None:
-        return dataset
-
+    functions = () if map_fn is None else (map_fn,) if callable(map_fn) else tuple(map_fn)
     # None and not 1: exactly one batch at a time, without a thread pool in between.
     calls = None if config.map_num_parallel_calls == 1 else config.map_num_parallel_calls
-    dataset = dataset.map(
-        (lambda batch, mask: (map_fn(batch), mask)) if masked else map_fn,
-        num_parallel_calls=calls,
-        deterministic=None if calls is None else config.deterministic,
-    )
-    return _with_all_rows(dataset, batch_size) if masked else dataset
+    for place, function in enumerate(functions):
+        if place:
+            dataset = dataset.prefetch(1)
+        dataset = dataset.map(
+            _beside_mask(function) if masked else function,
+            num_parallel_calls=calls,
+            deterministic=None if calls is None else config.deterministic,
+        )
+    return _with_all_rows(dataset, batch_size) if functions and masked else dataset
+
+
+def _beside_mask(function: MapFn) -> Callable[[Any, tf.Tensor], tuple[Any, tf.Tensor]]:
+    return lambda batch, mask: (function(batch), mask)
 
 
 def _with_all_rows(dataset: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
@@ -197,7 +205,7 @@ def first_steps(dataset: tf.data.Dataset, steps: int) -> tf.data.Dataset:
     return dataset.enumerate().filter(as_is(lambda i, _: i < steps)).map(as_is(lambda _, batch: batch))
 
 
-def finish(dataset: tf.data.Dataset, config: PipelineConfig, map_fn: MapFn | None) -> tf.data.Dataset:
+def finish(dataset: tf.data.Dataset, config: PipelineConfig, map_fn: MapFns | None) -> tf.data.Dataset:
     """Adds prefetch and options: FILE autosharding, order, threads.
 
     Args:

@@ -61,7 +61,7 @@ def train_and_measure(
     # What can be refused is refused before peers are waited for.
     manifest = Manifest.load(data)
     model_fn = load_function(trainer.model, "--model")
-    map_fn = _input_map(trainer, model_fn)
+    map_fn = _input_maps(trainer, model_fn)
     num_workers, worker = (cluster.num_workers, cluster.index) if cluster else (1, 0)
 
     send_event("progress", text="waiting for all workers", done=0, total=0)
@@ -97,17 +97,12 @@ def train_and_measure(
     return result
 
 
-def _input_map(trainer: TrainerConfig, model_fn: Callable[..., Any]) -> Callable[[Any], Any] | None:
-    """The user's map, then the model's own adapter: both run inside the input pipeline."""
-    user_map = load_function(trainer.map, "--map") if trainer.map else None
-    prepare = getattr(model_fn, "prepare", None)
-
-    def input_map(batch: Any) -> Any:
-        if user_map is not None:
-            batch = user_map(batch)
-        return prepare(batch, trainer.label) if prepare is not None and isinstance(batch, dict) else batch
-
-    return input_map if user_map is not None or prepare is not None else None
+def _input_maps(trainer: TrainerConfig, model_fn: Callable[..., Any]) -> list[Callable[[Any], Any]]:
+    """The user's map, then the model's own adapter: stages of the input pipeline that overlap."""
+    maps = [load_function(trainer.map, "--map")] if trainer.map else []
+    if (prepare := getattr(model_fn, "prepare", None)) is not None:
+        maps.append(lambda batch: prepare(batch, trainer.label) if isinstance(batch, dict) else batch)
+    return maps
 
 
 def _make_strategy(cluster: Cluster | None, trainer: TrainerConfig) -> tuple[Any, Any]:

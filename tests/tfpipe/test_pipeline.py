@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -368,3 +369,27 @@ def test_a_cut_epoch_still_completes_its_cache(tmp_path):
     for path in manifest.paths("train"):
         tf.io.gfile.remove(path)
     assert read_ids(dataset) == list(range(12)), "the second epoch must come from the cache"
+
+
+def test_several_maps_overlap_and_apply_in_order(tmp_path):
+    """Each map is a stage of its own: two of 50 ms take 50 ms a batch together, not 100."""
+    schema = Schema(features={"x": Feature(dtype="int64")})
+    manifest = write_dataset(tmp_path, schema, [{"x": i} for i in range(20)], 2)
+    config = PipelineConfig(per_worker_batch_size=1, shuffle_buffer_records=0)
+    order = []
+
+    def slow(name):
+        def note(x):
+            order.append((name, int(x[0])))
+            time.sleep(0.05)
+            return x
+
+        return lambda batch: {"x": tf.ensure_shape(tf.numpy_function(note, [batch["x"]], tf.int64), [None])}
+
+    dataset = make_dataset(manifest, config, map_fn=[slow("first"), slow("second")])
+    start_s = time.monotonic()
+    found = [int(batch["x"][0]) for batch in dataset]
+    elapsed_s = time.monotonic() - start_s
+    assert found == list(range(20))
+    assert [x for name, x in order if name == "second"] == list(range(20))
+    assert elapsed_s < 20 * 0.1 - 0.3, "the maps took turns"
