@@ -176,16 +176,16 @@ def test_no_workers_is_a_usage_error_before_anything_is_made(tmp_path, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_demo_converts_trains_explains_and_can_run_again(tmp_path):
+@pytest.mark.timeout(500)
+def test_the_demo_converts_trains_and_explains_over_an_earlier_run(tmp_path):
     out = tmp_path / "out"
+    _pretend_run(out)
     command = [sys.executable, "-m", "tfpipe.demo", "--output", str(out)]
     environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-    for _ in range(2):
-        found = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=190
-        )
-        assert found.returncode == 0, found.stdout + found.stderr
+    found = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=450
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
     text = re.sub(r"\s+", " ", found.stdout)
     assert re.search(r"wrote 1797 records in \d+ shards to \S+data \(0 rejected\)", text)
     accuracy = re.search(r"test accuracy (\d+\.\d) % \((\d+) examples\)", text)
