@@ -23,7 +23,7 @@ from typing import Any
 
 from beam_jobs.layout import parse_pack, scan_wishes
 from beam_jobs.output import OutputDirectory
-from beam_jobs.plan import Plan, Request
+from beam_jobs.plan import PlanSummary, Request
 from beam_jobs.report import Progress, show_schema
 from beam_jobs.sources import FORMATS, Source, SourceOptions, open_source
 from beam_jobs.write import ISAL_MAX_LEVEL, MAX_LEVEL
@@ -128,12 +128,12 @@ def convert(
 
 
 def make_manifest(
-    request: Request, source: Source, plan: Plan, shards: Sequence[Shard], ignored: Counter[str]
+    request: Request, source: Source, plan: PlanSummary, shards: Sequence[Shard], ignored: Counter[str]
 ) -> Manifest:
     """Describes what was written, with nothing in it that depends on machine or time."""
     by_split: dict[str, list[Shard]] = {name: [] for name, _ in request.splits}
-    for shard_plan, shard in zip(plan.shards, shards, strict=True):
-        by_split[shard_plan.split].append(shard)
+    for split, shard in zip(plan.shard_splits, shards, strict=True):
+        by_split[split].append(shard)
     described: dict[str, Any] = {
         "format": source.format,
         "files": [{"name": file.name, "num_bytes": file.num_bytes} for file in source.files],
@@ -169,7 +169,7 @@ def check_unchanged(source: Source) -> None:
             )
 
 
-def write_summary(path: str, manifest: Manifest, plan: Plan, output: str, elapsed_s: float) -> None:
+def write_summary(path: str, manifest: Manifest, plan: PlanSummary, output: str, elapsed_s: float) -> None:
     """Writes the summary as JSON."""
     records = sum(split.num_records for split in manifest.splits.values())
     summary = {

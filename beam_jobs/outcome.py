@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import traceback
 from collections.abc import Callable, Iterator
@@ -56,6 +57,30 @@ class Failure:
     def to_error(self) -> errors.TfpipeError:
         """The error to raise."""
         return getattr(errors, self.kind, errors.TfpipeError)(self.message)
+
+
+def save(staging: str, name: str, content: Any) -> None:
+    """Leaves JSON in staging, whole or not at all: the driver may be looking.
+
+    Args:
+        staging: the run's own directory.
+        name: of the file.
+        content: plain values.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    temporary = Path(staging) / f"{name}.part"
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    os.replace(temporary, Path(staging) / name)
+
+
+def load(staging: str, name: str) -> Any:
+    """Reads what `save` left, or None if it is not there (yet)."""
+    try:
+        return json.loads((Path(staging) / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
 
 
 def mark_failed(staging: str) -> None:

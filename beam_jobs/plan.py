@@ -8,7 +8,7 @@ and options give the same plan, whoever did the scanning.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,43 @@ class ShardPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanSummary:
+    """What the command line needs to know of a plan; travels as JSON.
+
+    Attributes:
+        schema: of the examples.
+        statistics: the manifest's.
+        compression: "GZIP", "ZLIB" or "".
+        num_records: of all splits.
+        shard_splits: the split of each shard.
+        notices: sentences that the user should read.
+    """
+
+    schema: Schema
+    statistics: dict[str, Any]
+    compression: str
+    num_records: int
+    shard_splits: tuple[str, ...]
+    notices: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a file."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"schema": self.schema.to_json()}
+
+    @classmethod
+    def from_json(cls, obj: dict[str, Any]) -> PlanSummary:
+        """What `to_json` gave."""
+        return cls(
+            schema=Schema.from_json(obj["schema"], where="plan"),
+            statistics=obj["statistics"],
+            compression=obj["compression"],
+            num_records=obj["num_records"],
+            shard_splits=tuple(obj["shard_splits"]),
+            notices=tuple(obj["notices"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What will be written.
 
@@ -110,6 +147,17 @@ class Plan:
     @property
     def num_records(self) -> int:
         return int(self.first_index[-1])
+
+    def summary(self) -> PlanSummary:
+        """What the command line needs to know."""
+        return PlanSummary(
+            schema=self.schema,
+            statistics=self.statistics,
+            compression=self.compression,
+            num_records=self.num_records,
+            shard_splits=tuple(shard.split for shard in self.shards),
+            notices=self.notices,
+        )
 
     def places(self, split: int, first: int, count: int) -> np.ndarray:
         """Where records of an input split go.

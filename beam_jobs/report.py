@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from beam_jobs.plan import Plan
+from beam_jobs.plan import PlanSummary
 from beam_jobs.scan import read_marks, read_plan
 
 _STAGES = {"scan": "scanned", "encode": "encoded", "shard": "written and verified"}
@@ -58,7 +58,7 @@ class Progress:
         """Looks at the marks and shows what is new."""
         if not self.shown and (plan := read_plan(self.staging)) is not None:
             self.shown = True
-            self.totals["shard"] = len(plan.shards)
+            self.totals["shard"] = len(plan.shard_splits)
             show_schema(plan, self.console)
         for stage, (done, records) in read_marks(self.staging).items():
             now = time.monotonic()
@@ -77,7 +77,7 @@ class Progress:
                     self.console.print(f"{_STAGES[stage]}: {records:,} records", soft_wrap=True)
 
 
-def show_schema(plan: Plan, console: Console) -> None:
+def show_schema(plan: PlanSummary, console: Console) -> None:
     """Prints the schema as a table, one row a feature, and the notices."""
     table = Table(title=f"{len(plan.schema.features)} features, {plan.num_records:,} records")
     for title in ("feature", "dtype", "shape", "encoding", "nulls", "min", "max"):

@@ -11,29 +11,27 @@ of the runner itself, such as a killed worker, is an exception here.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
-import pickle
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_jobs.outcome import Failure
-from beam_jobs.plan import Plan, Request
+from beam_jobs.outcome import Failure, load, save
+from beam_jobs.plan import Plan, PlanSummary, Request
 from beam_jobs.scan import MakePlan, ScanSplit, read_plan
 from beam_jobs.sources import InputSplit, Source, Wish
 from beam_jobs.write import EncodeSplit, WriteShard
 from tfpipe.errors import TfpipeError
 from tfpipe.manifest import Shard
 
-RESULTS = "results.pickle"
+RESULTS, PLAN_FAILURE = "results.json", "plan-failure.json"
 # Input below this is converted in this process: starting workers takes longer than the work.
 IN_MEMORY_BYTES = 24 << 20
 
@@ -46,8 +44,10 @@ class SaveResults(beam.DoFn):
 
     def process(self, results: list[tuple[int, Shard | Failure]]) -> None:
         """All (shard's index, Shard | Failure) -> nothing."""
-        with open(Path(self.staging) / RESULTS, "wb") as file:
-            pickle.dump(sorted(results, key=lambda item: item[0]), file)
+        ordered = sorted(results, key=lambda item: item[0])
+        failures = [result for _, result in ordered if isinstance(result, Failure)]
+        shards = [dataclasses.asdict(result) for _, result in ordered if isinstance(result, Shard)]
+        save(self.staging, RESULTS, {"failures": list(map(dataclasses.asdict, failures)), "shards": shards})
 
 
 class SavePlanFailure(beam.DoFn):
@@ -59,8 +59,7 @@ class SavePlanFailure(beam.DoFn):
     def process(self, plan: Plan | Failure) -> None:
         """Plan | Failure -> nothing."""
         if isinstance(plan, Failure):
-            with open(Path(self.staging) / f"{RESULTS}.plan", "wb") as file:
-                pickle.dump(plan, file)
+            save(self.staging, PLAN_FAILURE, dataclasses.asdict(plan))
 
 
 def build(
@@ -109,7 +108,7 @@ def run(
     staging: str,
     beam_args: Sequence[str],
     watch: Callable[[], None],
-) -> tuple[Plan, list[Shard]]:
+) -> tuple[PlanSummary, list[Shard]]:
     """Runs both passes.
 
     Args:
@@ -144,21 +143,23 @@ def run(
         while thread.is_alive():
             thread.join(0.2)
             watch()
-        results, failures = _results(staging)
-        if failures or outcome or not results:
+        shards, failures = _results(staging)
+        if failures or outcome or not shards:
             trace = failures[0].trace if failures else repr(outcome)
             log.keep(trace)
         if failures and failures[0].kind:
             raise failures[0].to_error()
         if failures:
             raise TfpipeError(f"{failures[0].message}. Nothing was published. Details: {log.path}")
-        if outcome or not results:
+        if outcome or not shards:
             what = _last_line(outcome[0]) if outcome else "no results"
             raise TfpipeError(
                 f"the pipeline must end with every shard written, got {what}. Details: {log.path}"
             )
-    plan = read_plan(staging)
-    return plan, [shard for _, shard in results]
+        plan = read_plan(staging)
+        if plan is None or len(plan.shard_splits) != len(shards):
+            raise TfpipeError(f"every planned shard must be written, got {len(shards)}. Details: {log.path}")
+    return plan, shards
 
 
 def pipeline_options(beam_args: Sequence[str], num_bytes: int, num_splits: int) -> PipelineOptions:
@@ -185,18 +186,11 @@ def pipeline_options(beam_args: Sequence[str], num_bytes: int, num_splits: int) 
     return options
 
 
-def _results(staging: str) -> tuple[list[tuple[int, Shard]], list[Failure]]:
-    results: list[Any] = []
-    for name in (f"{RESULTS}.plan", RESULTS):
-        path = Path(staging) / name
-        if path.exists():
-            with open(path, "rb") as file:
-                content = pickle.load(file)
-            if isinstance(content, Failure):
-                return [], [content]
-            results = content
-    failures = [result for _, result in results if isinstance(result, Failure)]
-    return results, failures
+def _results(staging: str) -> tuple[list[Shard], list[Failure]]:
+    if (failure := load(staging, PLAN_FAILURE)) is not None:
+        return [], [Failure(**failure)]
+    results = load(staging, RESULTS) or {"failures": [], "shards": []}
+    return [Shard(**shard) for shard in results["shards"]], [Failure(**f) for f in results["failures"]]
 
 
 def _last_line(error: BaseException) -> str:

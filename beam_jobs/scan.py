@@ -8,19 +8,17 @@ Nothing is written before the plan is known, except the run's own progress marks
 from __future__ import annotations
 
 import dataclasses
-import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
 
-from beam_jobs.outcome import Failure, guarded, has_failed
-from beam_jobs.plan import Plan, Request, make_plan
+from beam_jobs.outcome import Failure, guarded, has_failed, load, save
+from beam_jobs.plan import Plan, PlanSummary, Request, make_plan
 from beam_jobs.sources import InputSplit, Source, Wish
 from beam_jobs.sources.summary import SplitScan
 
-PLAN = "plan.pickle"
+PLAN = "plan.json"
 # A sample that compresses to more than this part of its size is not worth it.
 COMPRESSION_PAYS = 0.9
 _SAMPLE_ROWS = 1000
@@ -63,8 +61,8 @@ class MakePlan(beam.DoFn):
     def process(self, scans: list[tuple[int, SplitScan | Failure]]) -> Iterator[Plan | Failure]:
         """All scans, in any order -> Plan | Failure."""
         plan = self._plan([scan for _, scan in sorted(scans, key=lambda item: item[0])])
-        with open(Path(self.staging) / PLAN, "wb") as file:
-            pickle.dump(plan, file)
+        if isinstance(plan, Plan):
+            save(self.staging, PLAN, plan.summary().to_json())
         yield plan
 
     def _plan(self, scans: list[SplitScan | Failure]) -> Plan | Failure:
@@ -128,10 +126,7 @@ def read_marks(staging: str) -> dict[str, tuple[int, int]]:
     return totals
 
 
-def read_plan(staging: str) -> Any:
+def read_plan(staging: str) -> PlanSummary | None:
     """Loads the plan that `MakePlan` left, or None if there is none (yet)."""
-    try:
-        with open(Path(staging) / PLAN, "rb") as file:
-            return pickle.load(file)
-    except (OSError, EOFError, pickle.UnpicklingError):
-        return None
+    content = load(staging, PLAN)
+    return None if content is None else PlanSummary.from_json(content)
