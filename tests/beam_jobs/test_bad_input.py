@@ -43,12 +43,24 @@ CASES = [
     ("long row", {"a.csv": "a,b\n1,2\n3,4,5\n"}, [], 1, ["2 fields, got 3", "a.csv:3"]),
     ("text after a quote", {"a.csv": 'a,b\n1,"2"x\n'}, [], 1, ["a.csv:2", "quote"]),
     ("quote without end", {"a.csv": 'a,b\n1,"2\n3,4\n'}, [], 1, ["a.csv:2", "closed"]),
-    ("not of the schema", {"a.csv": "a,b\n1,2.5\nx,3.5\n"}, ["--schema"], 1, ["a.csv:3", "'a'", "int64", "x"]),
+    (
+        "not of the schema",
+        {"a.csv": "a,b\n1,2.5\nx,3.5\n"},
+        ["--schema"],
+        1,
+        ["a.csv:3", "'a'", "int64", "x"],
+    ),
     ("null not in the schema", {"a.csv": "a,b\n1,2.5\n,3.5\n"}, ["--schema"], 1, ["a.csv:3", "'a'"]),
     ("columns named twice", {"a.csv": "a,a\n1,2\n"}, [], 1, ["must differ", "'a'"]),
     ("UTF-16", {"a.csv": "a,b\n1,2\n".encode("utf-16")}, [], 1, ["UTF-8", "UTF-16", "iconv"]),
     ("truncated gzip", {"a.csv": gzip.compress(b"a,b\n" + b"1,2\n" * 9999)[:-20]}, [], 1, ["a.csv"]),
-    ("other columns", {"a.csv/x.csv": "a,b\n1,2\n", "a.csv/y.csv": "a,c\n1,2\n"}, [], 1, ["y.csv", "columns"]),
+    (
+        "other columns",
+        {"a.csv/x.csv": "a,b\n1,2\n", "a.csv/y.csv": "a,c\n1,2\n"},
+        [],
+        1,
+        ["y.csv", "columns"],
+    ),
     ("null in a pack", {"a.csv": "a,b\n1,2\n3,\n"}, ["--pack", "t=a,b"], 1, ["a.csv:3", "'b'"]),
     ("text in a pack", {"a.csv": "a,b\n1,2\n3,x\n"}, ["--pack", "t=a,b"], 1, ["a.csv:3", "'b'", "x"]),
     ("pack of nothing", {"a.csv": "a,b\n1,2\n"}, ["--pack", "t=a,z"], 2, ["'z'"]),
@@ -74,7 +86,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("files, options, code, said", [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    "files, options, code, said", [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
 def test_bad_input_is_refused(tmp_path, capfd, files, options, code, said):
     for name, content in files.items():
         write(tmp_path / "in" / name, content)
@@ -105,9 +119,7 @@ def test_bad_input_is_refused(tmp_path, capfd, files, options, code, said):
 def test_a_type_without_a_lossless_form_is_refused_by_its_column(tmp_path, capfd, kind):
     pq.write_table(pa.table({"good": [1], "odd": pa.nulls(1, kind)}), tmp_path / "a.parquet")
     output = tmp_path / "out"
-    assert (
-        convert.main(["--input", str(tmp_path / "a.parquet"), "--output", str(output), *IN_MEMORY]) == 1
-    )
+    assert convert.main(["--input", str(tmp_path / "a.parquet"), "--output", str(output), *IN_MEMORY]) == 1
     assert "column 'odd'" in capfd.readouterr().err
     assert not output.exists()
 
@@ -136,7 +148,14 @@ def test_a_pattern_that_matches_nothing_is_refused(tmp_path, capfd):
 
 def test_a_file_named_twice_would_double_its_records(tmp_path, capfd):
     source = write(tmp_path / "a.csv", "a\n1\n")
-    arguments = ["--input", str(source), "--input", str(tmp_path / "*.csv"), "--output", str(tmp_path / "out")]
+    arguments = [
+        "--input",
+        str(source),
+        "--input",
+        str(tmp_path / "*.csv"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert convert.main(arguments) == 2
     assert "twice" in capfd.readouterr().err
 
