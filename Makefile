@@ -27,7 +27,7 @@ env-latest: .venv-latest/.installed
 # The stamp is written last, so an interrupted run is taken up again. An environment that was being
 # made then (.unfinished), or whose pip does not run, is made anew; any other is only brought up to date.
 define make_env
-@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || { \
+@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null || { \
   echo "error: PYTHON must be Python 3.10, 3.11 or 3.12, got '$(PYTHON)'" \
     "($$($(PYTHON) --version 2>&1)). Name another: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
 @$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
@@ -41,7 +41,8 @@ if [ -e $(1)/.unfinished ] || ! $(1)/bin/python -m pip --version >/dev/null 2>&1
 fi; \
 echo "Installing $(3) into $(1): about 2.6 GB, takes a few minutes ..."; \
 $(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip; \
-$(1)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(2)]'; \
+PYTHONWARNINGS=ignore $(1)/bin/python -m pip install --quiet --disable-pip-version-check \
+  --editable '.[$(2)]'; \
 rm -f $(1)/.unfinished; \
 touch $@; \
 echo "$(1) is ready."
