@@ -25,12 +25,10 @@ from beam_jobs.sources import (
     InputFile,
     InputSplit,
     SourceColumn,
-    Wish,
     damaged_errors,
     open_bytes,
 )
-from beam_jobs.sources.summary import SplitScan
-from beam_jobs.sources.typed import new_scan, read_batch, scan_batch
+from beam_jobs.sources.typed import TypedSource
 from tfpipe.errors import RecordError
 
 DTYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
@@ -61,7 +59,7 @@ class IdxArray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdxSource:
+class IdxSource(TypedSource):
     """IDX files, alone or in pairs of images and labels."""
 
     files: tuple[InputFile, ...]
@@ -82,24 +80,12 @@ class IdxSource:
                 splits.append(InputSplit(index=len(splits), file=index, start=start, stop=stop))
         return splits
 
-    def scan(self, split: InputSplit, wishes: Sequence[Wish]) -> SplitScan:
-        """Summarizes a split's arrays; see `Source`."""
-        scan = new_scan(split.index, self.columns)
-        for arrays in self._batches(split):
-            if not scan_batch(scan, arrays, self.columns, wishes):
-                break
-        return scan
-
-    def read(self, split: InputSplit, wishes: Sequence[Wish]) -> Iterator[pa.RecordBatch]:
-        """Yields a split's records; see `Source`."""
-        for arrays in self._batches(split):
-            yield read_batch(arrays, self.columns, wishes)
-
     def origin(self, split: InputSplit, row: int) -> str:
         """Names a record, the first is 1; see `Source`."""
         return f"{self.files[self.groups[split.file][0].file].path}:{row}"
 
-    def _batches(self, split: InputSplit) -> Iterator[list[pa.Array]]:
+    def batches(self, split: InputSplit) -> Iterator[list[pa.Array]]:
+        """Yields a split's columns; see `TypedSource`."""
         group = self.groups[split.file]
         step = max(1, BATCH_BYTES // max(1, sum(array.record_bytes for array in group)))
         streams = [self._open(array, split.start) for array in group]

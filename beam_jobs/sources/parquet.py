@@ -20,16 +20,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn, Wish
-from beam_jobs.sources.summary import SplitScan
-from beam_jobs.sources.typed import new_scan, read_batch, scan_batch
+from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn
+from beam_jobs.sources.typed import TypedSource
 from tfpipe.errors import RecordError
 
 BATCH_ROWS = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParquetSource:
+class ParquetSource(TypedSource):
     """Parquet files with the same columns."""
 
     files: tuple[InputFile, ...]
@@ -49,24 +48,12 @@ class ParquetSource:
                     start, size = group + 1, 0
         return splits
 
-    def scan(self, split: InputSplit, wishes: Sequence[Wish]) -> SplitScan:
-        """Summarizes a split's columns; see `Source`."""
-        scan = new_scan(split.index, self.columns)
-        for arrays in self._batches(split):
-            if not scan_batch(scan, arrays, self.columns, wishes):
-                break
-        return scan
-
-    def read(self, split: InputSplit, wishes: Sequence[Wish]) -> Iterator[pa.RecordBatch]:
-        """Yields a split's records; see `Source`."""
-        for arrays in self._batches(split):
-            yield read_batch(arrays, self.columns, wishes)
-
     def origin(self, split: InputSplit, row: int) -> str:
         """Names a row; see `Source`."""
         return f"{self.files[split.file].path}:{row}"
 
-    def _batches(self, split: InputSplit) -> Iterator[list[pa.Array]]:
+    def batches(self, split: InputSplit) -> Iterator[list[pa.Array]]:
+        """Yields a split's columns; see `TypedSource`."""
         path = self.files[split.file].path
         try:
             with pq.ParquetFile(path) as file:

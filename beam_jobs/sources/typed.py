@@ -6,70 +6,65 @@ the dtype that the dataset wants. What would lose something is a `Misfit` with i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs.sources import SourceColumn, Wish
+from beam_jobs.sources import InputSplit, SourceColumn, Wish
 from beam_jobs.sources.csv_values import Misfit
 from beam_jobs.sources.summary import BadRow, ColumnSummary, SplitScan, summarize_array
 from tfpipe.schema import TEXT_DTYPES
 
 
-def new_scan(index: int, columns: Sequence[SourceColumn]) -> SplitScan:
-    """An empty scan of a split whose columns have dtypes of their own."""
-    return SplitScan(index=index, columns=[ColumnSummary(dtype=column.dtype) for column in columns])
+class TypedSource:
+    """Scans and reads for a source that yields its columns as Arrow arrays."""
 
+    columns: tuple[SourceColumn, ...]
 
-def scan_batch(
-    scan: SplitScan, arrays: Sequence[pa.Array], columns: Sequence[SourceColumn], wishes: Sequence[Wish]
-) -> bool:
-    """Adds a batch to a scan.
+    def batches(self, split: InputSplit) -> Iterator[list[pa.Array]]:
+        """Yields a split's columns batch by batch; a tensor column is a fixed-size list."""
+        raise NotImplementedError
 
-    Args:
-        scan: changed in place.
-        arrays: one a column; a tensor column is a fixed-size list.
-        columns: of the source.
-        wishes: one a column.
+    def scan(self, split: InputSplit, wishes: Sequence[Wish]) -> SplitScan:
+        """Summarizes a split's columns up to the first row that can't be taken; see `Source`."""
+        scan = SplitScan(
+            index=split.index, columns=[ColumnSummary(dtype=column.dtype) for column in self.columns]
+        )
+        for arrays in self.batches(split):
+            self._add(scan, arrays, wishes)
+            if scan.bad is not None:
+                break
+        return scan
 
-    Returns:
-        Whether to go on: False after the first row that can't be taken.
-    """
-    rows_before = scan.rows
-    scan.rows += len(arrays[0])
-    scan.source_rows = scan.rows
-    for i, (array, column, wish) in enumerate(zip(arrays, columns, wishes, strict=True)):
-        if wish.used:
-            try:
-                _, narrowed = fit(array, column, wish, position=i)
-            except Misfit as error:
-                scan.bad = BadRow(
-                    row=rows_before + error.number + 1,
-                    problem=f"column {column.name!r} must hold {error.expected}, got {error.found}",
-                    remedy=error.remedy,
-                )
-                return False
-            if narrowed:
-                scan.narrowed[column.name] = scan.narrowed.get(column.name, 0) + narrowed
-        scan.columns[i] = scan.columns[i].merge(summarize_array(_flat(array), column.dtype))
-    return True
+    def read(self, split: InputSplit, wishes: Sequence[Wish]) -> Iterator[pa.RecordBatch]:
+        """Yields a split's used columns in the dtypes wished; see `Source`."""
+        used = [i for i, wish in enumerate(wishes) if wish.used]
+        for arrays in self.batches(split):
+            yield pa.RecordBatch.from_arrays(
+                [fit(arrays[i], self.columns[i], wishes[i], position=i)[0] for i in used],
+                names=[self.columns[i].name for i in used],
+            )
 
-
-def read_batch(
-    arrays: Sequence[pa.Array], columns: Sequence[SourceColumn], wishes: Sequence[Wish]
-) -> pa.RecordBatch:
-    """Turns a batch into the used columns, in the dtypes wished.
-
-    Raises:
-        Misfit: a value that the scan would have refused: the source has changed since.
-    """
-    used = [i for i, wish in enumerate(wishes) if wish.used]
-    return pa.RecordBatch.from_arrays(
-        [fit(arrays[i], columns[i], wishes[i], position=i)[0] for i in used],
-        names=[columns[i].name for i in used],
-    )
+    def _add(self, scan: SplitScan, arrays: Sequence[pa.Array], wishes: Sequence[Wish]) -> None:
+        rows_before = scan.rows
+        scan.rows += len(arrays[0])
+        scan.source_rows = scan.rows
+        for i, (array, column, wish) in enumerate(zip(arrays, self.columns, wishes, strict=True)):
+            if wish.used:
+                try:
+                    _, narrowed = fit(array, column, wish, position=i)
+                except Misfit as error:
+                    scan.bad = BadRow(
+                        row=rows_before + error.number + 1,
+                        problem=f"column {column.name!r} must hold {error.expected}, got {error.found}",
+                        remedy=error.remedy,
+                    )
+                    return
+                if narrowed:
+                    scan.narrowed[column.name] = scan.narrowed.get(column.name, 0) + narrowed
+            scan.columns[i] = scan.columns[i].merge(summarize_array(_flat(array), column.dtype))
 
 
 def fit(array: pa.Array, column: SourceColumn, wish: Wish, *, position: int) -> tuple[pa.Array, int]:
