@@ -29,7 +29,8 @@ NUM_RECORDS = 60_000
 COPIES = 3  # of each shard's records, as further gzip members: writing them is slow, reading is timed
 NUM_SHARDS = 24
 BATCH_SIZE = 256
-ROUNDS = 5
+ROUNDS = 7
+NAIVE_SHARDS = 8  # a third of the records: rates are compared, and its epochs take so long
 # Gate on the ratio within one run; both sides use the same cores.
 MINIMUM_RATIO = 12.0
 
@@ -81,7 +82,7 @@ def naive(manifest: Manifest) -> tf.data.Dataset:
         name: tf.io.FixedLenFeature((), types[feature.dtype])
         for name, feature in manifest.schema.features.items()
     }
-    dataset = tf.data.TFRecordDataset(manifest.paths("train"), manifest.compression)
+    dataset = tf.data.TFRecordDataset(manifest.paths("train")[:NAIVE_SHARDS], manifest.compression)
     dataset = dataset.map(lambda record: tf.io.parse_single_example(record, spec))
     return dataset.shuffle(PipelineConfig().shuffle_buffer_records).batch(BATCH_SIZE).prefetch(2)
 
@@ -102,21 +103,22 @@ def seconds(dataset: tf.data.Dataset, num_records: int) -> float:
 @pytest.mark.benchmark(group="pipeline")
 def test_tuned_against_per_record_parsing(benchmark, corpus: Manifest) -> None:
     """One pytest-benchmark round is one tuned epoch; its naive twin runs right before it."""
-    records = corpus.splits["train"].num_records
-    naive_s: list[float] = []
-    tuned_s: list[float] = []
+    shards = corpus.splits["train"].shards
+    records = sum(shard.num_records for shard in shards)
+    naive_records = sum(shard.num_records for shard in shards[:NAIVE_SHARDS])
+    naive_rates: list[float] = []
+    tuned_rates: list[float] = []
 
     def setup() -> tuple[tuple[tf.data.Dataset], dict]:
-        naive_s.append(seconds(naive(corpus), records))
+        naive_rates.append(naive_records / seconds(naive(corpus), naive_records))
         return (tuned(corpus),), {}
 
     def run(dataset: tf.data.Dataset) -> None:
-        tuned_s.append(seconds(dataset, records))
+        tuned_rates.append(records / seconds(dataset, records))
 
-    run(tuned(corpus)), tuned_s.clear()  # page cache and thread pools warm
+    seconds(naive(corpus), naive_records), seconds(tuned(corpus), records)  # page cache, threads warm
     benchmark.pedantic(run, setup=setup, rounds=ROUNDS)
-    # The best rounds: on a shared machine others' work only ever adds time.
-    ratio = min(naive_s) / min(tuned_s)
+    ratio = statistics.median(tuned_rates) / statistics.median(naive_rates)
     benchmark.extra_info.update(
         records=records,
         bytes_on_disk=corpus.splits["train"].num_bytes,
@@ -124,14 +126,14 @@ def test_tuned_against_per_record_parsing(benchmark, corpus: Manifest) -> None:
         cache="page cache warm, no tf.data cache",
         config=PipelineConfig(per_worker_batch_size=BATCH_SIZE).to_json(),
         tensorflow=tf.__version__,
-        tuned_records_per_s=round(records / min(tuned_s)),
-        naive_records_per_s=round(records / min(naive_s)),
+        tuned_records_per_s=round(statistics.median(tuned_rates)),
+        naive_records_per_s=round(statistics.median(naive_rates)),
         ratio=round(ratio, 2),
-        ratio_of_medians=round(statistics.median(naive_s) / statistics.median(tuned_s), 2),
+        ratio_of_best=round(max(tuned_rates) / max(naive_rates), 2),
     )
     print(
         f"\ntuned/naive {ratio:.1f}x: {benchmark.extra_info['tuned_records_per_s']} records/s "
         f"against {benchmark.extra_info['naive_records_per_s']}; "
-        f"medians {benchmark.extra_info['ratio_of_medians']}x"
+        f"best against best {benchmark.extra_info['ratio_of_best']}x"
     )
     assert ratio >= MINIMUM_RATIO

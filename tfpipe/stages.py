@@ -30,9 +30,12 @@ as_is = tf.autograph.experimental.do_not_convert
 
 # Blocks that a shuffle buffer must hold before the record shuffle works on whole windows (blocks
 # in random order, then the rows of a window permuted at once) instead of on single records:
-# 16 us of CPU a record instead of 24 on 40 columns, gzip. With fewer blocks their order
+# 16 us of CPU a record instead of 24 on 40 columns, gzip, before the other options were tuned. With fewer blocks their order
 # would not tell one epoch from the next well enough.
 MINIMUM_BLOCKS = 16
+
+# Beyond this a block gains nothing more, and several lie in memory for each open file.
+BLOCK_BYTES = 1 << 20
 
 
 def read(
@@ -69,8 +72,9 @@ def read(
         records = tf.data.TFRecordDataset(
             path, compression_type=manifest.compression, buffer_size=config.read_buffer_bytes
         )
-        return records.batch(config.read_batch_size)
+        return records.batch(block_size)
 
+    block_size = min(config.read_batch_size, _records_within(manifest, BLOCK_BYTES))
     shuffles, caches = config.shuffle_buffer_records > 0, config.cache == "memory"
     files = tf.data.Dataset.from_tensor_slices(list(paths))
     if shuffles and not caches:
@@ -83,7 +87,7 @@ def read(
         num_parallel_calls=min(_parallel_calls(config), cycle_length),
         deterministic=config.deterministic,
     )
-    num_blocks = -(-num_records // config.read_batch_size) + len(paths)  # at most
+    num_blocks = -(-num_records // block_size) + len(paths)  # at most
     if caches:
         blocks = blocks.cache()
         if shuffles:  # in the file shuffle's place, which may not come before a cache
@@ -92,7 +96,7 @@ def read(
     if not shuffles:
         return blocks.rebatch(batch_size, drop_remainder=drop)
     buffer_size = min(config.shuffle_buffer_records, num_records)
-    buffer_blocks = buffer_size // config.read_batch_size
+    buffer_blocks = buffer_size // block_size
     if buffer_blocks < MINIMUM_BLOCKS:
         records = blocks.unbatch().shuffle(buffer_size, seed=seed("records"))
         return records.batch(batch_size, drop_remainder=drop)
@@ -101,6 +105,13 @@ def read(
     windows = blocks.rebatch(buffer_size).map(as_is(lambda rows: _permute(rows, seed("records"))))
     # The next window is read while this one is used up: its making must not hold up a step.
     return windows.prefetch(1).rebatch(batch_size, drop_remainder=drop)
+
+
+def _records_within(manifest: Manifest, num_bytes: int) -> int:
+    """How many records of mean size fit into so many bytes; at least 1."""
+    splits = manifest.splits.values()
+    total = sum(split.uncompressed_bytes for split in splits)
+    return max(1, num_bytes * sum(split.num_records for split in splits) // max(1, total))
 
 
 def _parallel_calls(config: PipelineConfig) -> int:

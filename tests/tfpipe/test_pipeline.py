@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import write_dataset
-from tfpipe import pipeline
+from tfpipe import pipeline, stages
 from tfpipe.config import PipelineConfig
 from tfpipe.errors import ManifestError, SchemaError, UsageError
 from tfpipe.pipeline import assert_file_autosharding, distribute, make_dataset, num_input_workers
@@ -46,6 +46,15 @@ def test_each_epoch_holds_every_record_once_in_a_new_order(ids, read_batch_size,
     assert len(set(map(tuple, epochs))) == (3 if buffer else 1)
     assert [read_ids(make_dataset(ids, options)) for _ in range(1)] == epochs[:1], "same seed, same order"
     assert read_ids(dataset.repeat(2).take(2 * len(dataset)))[:200] != list(range(200)) or not buffer
+
+
+def test_blocks_of_large_records_are_bounded_in_bytes(tmp_path):
+    schema = Schema(features={"id": Feature(dtype="int64"), "big": Feature(dtype="uint8", shape=(300_000,))})
+    records = [{"id": i, "big": np.zeros(300_000)} for i in range(10)]
+    manifest = write_dataset(tmp_path, schema, records, 1)
+    assert stages._records_within(manifest, stages.BLOCK_BYTES) == 3
+    options = config(read_batch_size=512, shuffle_buffer_records=4)
+    assert sorted(read_ids(make_dataset(manifest, options))) == list(range(10))
 
 
 def test_seed_and_epoch_choose_the_order(ids):
