@@ -15,6 +15,8 @@ from tests.helpers import REPOSITORY, free_ports, write_dataset
 from tfpipe import trainer
 from tfpipe.schema import Feature, Schema
 
+pytestmark = pytest.mark.timeout(600)  # some tests measure up to three times
+
 USER = "tests.tfpipe.user_functions"
 SCHEMA = Schema(features={"image": Feature(dtype="uint8", shape=(8, 8)), "label": Feature(dtype="int64")})
 
@@ -59,6 +61,19 @@ def measure(data, tmp_path, *options, steps=20, rounds=4):
     return json.loads(file.read_text()), done
 
 
+def measure_quietly(data, tmp_path, *options, good, tries=3, **kwargs):
+    """Measures again where `good(result)` does not hold: a busy machine slows steps for seconds.
+
+    What the tool says must be true of a quiet machine in one of a few runs; the last run's
+    result is asserted on, so a fault that is always there always fails.
+    """
+    for _ in range(tries):
+        result, _ = measure(data, tmp_path, *options, **kwargs)
+        if good(result):
+            break
+    return result
+
+
 def check_contract(result):
     """Fields and relations that every result must have."""
     assert (result["format"], result["format_version"]) == ("tfpipe-measurement", 1)
@@ -83,13 +98,17 @@ def check_contract(result):
 @pytest.mark.slow
 def test_the_original_model_on_loopback_is_communication_bound(data, tmp_path):
     html = tmp_path / "report.html"
-    result, done = measure(data, tmp_path, "--workers", 2, "--html", html, "--log-dir", tmp_path / "logs")
+    options = ["--workers", 2, "--html", html, "--log-dir", tmp_path / "logs"]
+    for _ in range(3):  # see measure_quietly; here the output is looked at too
+        result, done = measure(data, tmp_path, *options, rounds=5)
+        if result["verdict"] == "communication_bound":
+            break
     check_contract(result)
     assert result["verdict"] == "communication_bound", result["parts_s"]
     assert result["network"]["gradient_bytes"] == 2_770_634 * 4
     assert result["network"]["bytes_per_step"] == 2_770_634 * 4  # 2 (n - 1) / n with two workers
     # Real steps: those before the first round, and in each round some that use up ready batches.
-    assert result["examples_consumed"] >= 128 * (10 + 4 * 20)
+    assert result["examples_consumed"] >= 128 * (10 + 5 * 20)
     assert result["examples_consumed"] % 128 == 0
     assert result["headline"] in done.stdout.replace("\n", " ").replace("  ", " ")
     assert result["headline"] in html.read_text()
@@ -101,7 +120,13 @@ def test_the_original_model_on_loopback_is_communication_bound(data, tmp_path):
 
 @pytest.mark.slow
 def test_a_slow_map_on_both_workers_is_input_bound_by_what_prefetch_cannot_hide(data, tmp_path):
-    result, _ = measure(data, tmp_path, "--workers", 2, "--map", f"{USER}:slow_map")
+    def is_true(result):
+        step_s, input_s = result["step_s"]["median"], result["parts_s"]["input"]["median"]
+        is_delay = abs(step_s - 0.150) <= 0.005 and abs(input_s - (0.150 - (step_s - input_s))) <= 0.005
+        return is_delay and result["verdict"] == "input_bound"
+
+    options = ["--workers", 2, "--map", f"{USER}:slow_map"]
+    result = measure_quietly(data, tmp_path, *options, good=is_true)
     check_contract(result)
     assert result["verdict"] == "input_bound", result["parts_s"]
     step_s, input_s = result["step_s"]["median"], result["parts_s"]["input"]["median"]
@@ -115,15 +140,23 @@ def test_a_slow_map_on_both_workers_is_input_bound_by_what_prefetch_cannot_hide(
 
 @pytest.mark.slow
 def test_a_slow_map_on_one_worker_is_input_and_names_it(data, tmp_path):
-    result, _ = measure(data, tmp_path, "--workers", 2, "--map", f"{USER}:slow_map_on_worker_1")
+    options = ["--workers", 2, "--map", f"{USER}:slow_map_on_worker_1"]
+    result = measure_quietly(
+        data, tmp_path, *options, good=lambda result: "worker 1's input" in result["headline"]
+    )
     assert result["verdict"] == "input_bound", result["parts_s"]
     assert "worker 1's input" in result["headline"]
 
 
 @pytest.mark.slow
 def test_a_model_that_computes_for_long_is_compute_bound(data, tmp_path):
-    result, _ = measure(
-        data, tmp_path, "--workers", 2, "--model", f"{USER}:long_computing_model", steps=10, rounds=4
+    result = measure_quietly(
+        data,
+        tmp_path,
+        *["--workers", 2, "--model", f"{USER}:long_computing_model"],
+        good=lambda result: result["verdict"] == "compute_bound",
+        steps=10,
+        rounds=5,
     )
     assert result["verdict"] == "compute_bound", result["parts_s"]
 
