@@ -43,7 +43,7 @@ def command(data, *options):
     return [sys.executable, "-m", "tfpipe.trainer", "--data", str(data), *map(str, options)]
 
 
-def run(data, *options, environment=None, timeout_s=280):
+def run(data, *options, environment=None, timeout_s=400):
     return subprocess.run(
         command(data, *options),
         env={**os.environ, "TF_CONFIG": "", **(environment or {})},
