@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs.layout import parse_pack, scan_wishes
+from beam_jobs.outcome import Failure
 from beam_jobs.output import OutputDirectory
 from beam_jobs.plan import PlanSummary, Request
 from beam_jobs.report import Progress, show_schema
@@ -54,10 +55,15 @@ def _command(argv: Sequence[str]) -> None:
     request = request_from(args)
     options = SourceOptions(format=args.format, header=not args.no_header, delimiter=args.delimiter)
     check_beam_args(beam_args)
+    if args.json:
+        check_json_file(args.json)
     if hasattr(signal, "SIGTERM"):
         signal.signal(signal.SIGTERM, _interrupt)
-    convert(inputs=args.input, output=args.output, options=options, request=request,
-            beam_args=beam_args, json_file=args.json)  # fmt: skip
+    try:
+        convert(inputs=args.input, output=args.output, options=options, request=request,
+                beam_args=beam_args, json_file=args.json)  # fmt: skip
+    except OSError as error:  # a full disk, a file that is gone: for the user, not a fault of ours
+        raise Failure.of(error).to_error() from error
 
 
 def _interrupt(*_: Any) -> None:
@@ -252,6 +258,17 @@ def request_from(args: argparse.Namespace) -> Request:
         compression=_COMPRESSIONS[args.compression],
         level=args.compression_level,
     )
+
+
+def check_json_file(path: str) -> None:
+    """Makes sure, before any work, that the summary can be written.
+
+    Raises:
+        UsageError: it names a directory, or lies in none that can be written.
+    """
+    parent = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else parent, os.W_OK):
+        raise UsageError(f"--json must name a file in a directory that exists and can be written, got {path}.")
 
 
 def parse_splits(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:

@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
@@ -195,7 +196,7 @@ def _results(staging: str) -> tuple[list[Shard], list[Failure]]:
 
 def _last_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}".rstrip(". ")
 
 
 class _Log:
@@ -229,6 +230,9 @@ def _quiet_log() -> Iterator[_Log]:
     terminal = os.dup(2)
     python_stderr = sys.stderr
     redirect = python_stderr is sys.__stderr__
+    # What ends in a thread of the runner's, such as the stream to a worker that was killed.
+    excepthook = threading.excepthook
+    threading.excepthook = lambda args: traceback.print_exception(args.exc_value, file=stream)
     os.dup2(stream.fileno(), 2)
     if redirect:
         sys.stderr = open(os.dup(terminal), "w", buffering=1, encoding="utf-8")  # noqa: SIM115
@@ -245,6 +249,7 @@ def _quiet_log() -> Iterator[_Log]:
         os.close(terminal)
         root.handlers[:] = handlers
         root.setLevel(level)
+        threading.excepthook = excepthook
         stream.close()
         if not log.kept:
             os.unlink(path)

@@ -79,7 +79,7 @@ class ColumnReader:
 
     Attributes:
         summaries: one a column, of all batches scanned.
-        narrowed: per column, values that a float32 that was asked for shortened.
+        narrowed: per column, values that a float32 or float16 that was asked for shortened.
     """
 
     def __init__(self, wishes: Sequence[Wish]) -> None:
@@ -166,6 +166,8 @@ class ColumnReader:
             bad, nulls, num_hard = c.read_floats(batch.buf, starts, ends, rows, values, valid, hard)
             if num_hard:
                 values[hard[:num_hard]] = self._hard_values(batch, column, hard[:num_hard])
+            if bad < 0:
+                bad = self._narrow(values, valid, dtype, hard[:num_hard], column)
         else:
             values = np.empty(rows, np.int64)
             unsigned = dtype == "uint64"
@@ -183,6 +185,19 @@ class ColumnReader:
             with np.errstate(over="ignore"):
                 values = values.astype(dtype, copy=False)
         return to_array(values, valid if nulls else None)
+
+    def _narrow(
+        self, values: np.ndarray, valid: np.ndarray, dtype: str, hard: np.ndarray, column: int
+    ) -> int:
+        """The first row whose digits stand for a number beyond the dtype's range, or -1."""
+        with np.errstate(over="ignore"):
+            cast = values.astype(dtype, copy=False)
+        # An infinity that was written as one is never hard.
+        beyond = np.isinf(cast) & ~np.isinf(values)
+        beyond[hard] |= np.isinf(values[hard])
+        if dtype == "float16":
+            self.narrowed[column] += int(((cast != values) & ~np.isnan(values) & (valid == 1)).sum())
+        return int(beyond.argmax()) if beyond.any() else -1
 
     def _check_required(self, batch: TokenBatch, column: int, valid: np.ndarray, nulls: int) -> None:
         if nulls and self.wishes[column].required:
