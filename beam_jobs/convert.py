@@ -268,7 +268,9 @@ def check_json_file(path: str) -> None:
     """
     parent = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else parent, os.W_OK):
-        raise UsageError(f"--json must name a file in a directory that exists and can be written, got {path}.")
+        raise UsageError(
+            f"--json must name a file in a directory that exists and can be written, got {path}."
+        )
 
 
 def parse_splits(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
