@@ -70,8 +70,7 @@ def test_rows_are_those_of_the_csv_module(
         buffer.write(ending * blank_lines)
     text = buffer.getvalue()
     if not last_ending:
-        text = text.rstrip("
-")
+        text = text.rstrip("\r\n")
     expected = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row]
     data = (b"\xef\xbb\xbf" if bom else b"") + text.encode()
     path = tmp_path / "a.csv"
