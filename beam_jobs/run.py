@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
@@ -35,6 +36,9 @@ from tfpipe.manifest import Shard
 RESULTS, PLAN_FAILURE = "results.json", "plan-failure.json"
 # Input below this is converted in this process: starting workers takes longer than the work.
 IN_MEMORY_BYTES = 24 << 20
+# How long the runner may take to notice that a worker process died. It does so where it talks to that
+# worker; where it only waits for it, it waits forever (Beam 2.77: the future of the instruction is not ended).
+DEAD_WORKER_S = 5.0
 
 
 class SaveResults(beam.DoFn):
@@ -141,9 +145,15 @@ def run(
 
         thread = threading.Thread(target=body, name="pipeline", daemon=True)
         thread.start()
+        died_s = None  # when a worker process was first seen dead
         while thread.is_alive():
             thread.join(0.2)
             watch()
+            if log.dead_worker is not None:
+                died_s = died_s or time.monotonic()
+                if time.monotonic() - died_s > DEAD_WORKER_S:
+                    outcome.append(log.dead_worker)
+                    break
         shards, failures = _results(staging)
         if failures or outcome or not shards:
             trace = failures[0].trace if failures else repr(outcome)
@@ -204,6 +214,7 @@ class _Log:
 
     def __init__(self, path: str) -> None:
         self.path, self.kept = path, False
+        self.dead_worker: BaseException | None = None
 
     def keep(self, trace: str) -> None:
         """Keeps the file, with a traceback at its end."""
@@ -230,9 +241,14 @@ def _quiet_log() -> Iterator[_Log]:
     terminal = os.dup(2)
     python_stderr = sys.stderr
     redirect = python_stderr is sys.__stderr__
+
+    def note(args: threading.ExceptHookArgs) -> None:
+        traceback.print_exception(args.exc_value, file=stream)
+        if args.thread is not None and args.thread.name == "run_worker":  # waits for one process
+            log.dead_worker = args.exc_value
+
     # What ends in a thread of the runner's, such as the stream to a worker that was killed.
-    excepthook = threading.excepthook
-    threading.excepthook = lambda args: traceback.print_exception(args.exc_value, file=stream)
+    excepthook, threading.excepthook = threading.excepthook, note
     os.dup2(stream.fileno(), 2)
     if redirect:
         sys.stderr = open(os.dup(terminal), "w", buffering=1, encoding="utf-8")  # noqa: SIM115
