@@ -17,7 +17,6 @@ import os
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
@@ -145,13 +144,12 @@ def run(
 
         thread = threading.Thread(target=body, name="pipeline", daemon=True)
         thread.start()
-        died_s = None  # when a worker process was first seen dead
         while thread.is_alive():
             thread.join(0.2)
             watch()
             if log.dead_worker is not None:
-                died_s = died_s or time.monotonic()
-                if time.monotonic() - died_s > DEAD_WORKER_S:
+                thread.join(DEAD_WORKER_S)
+                if thread.is_alive():
                     outcome.append(log.dead_worker)
                     break
         shards, failures = _results(staging)

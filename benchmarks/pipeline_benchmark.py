@@ -4,8 +4,8 @@
 
 The corpus has the 40 columns of a click log (13 float, 20 int, 6 string, 1 label), gzip, 24
 shards. Each side has a process of its own, so that neither runs in the memory that the other left
-in pieces (the tuned epoch right after a naive one in the same process was 10 to 20 % slower than the
-next). They take turns; every turn builds a fresh dataset, times one epoch of it inside
+in pieces (the tuned epoch right after a naive one in the same process was slower than the next in 3
+of 4 rounds, by 8 to 17 %). They take turns; every turn builds a fresh dataset, times one epoch of it inside
 TensorFlow (as a training loop in a `tf.function` iterates) and asserts the number of records.
 """
 
@@ -16,8 +16,6 @@ import dataclasses
 import multiprocessing
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -110,11 +108,8 @@ def records_per_s(side: str, directory: Path) -> float:
     return found / elapsed_s
 
 
-@contextmanager
-def own_process() -> Iterator[concurrent.futures.Executor]:
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, context) as process:
-        yield process
+def own_process() -> concurrent.futures.Executor:
+    return concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
 @pytest.mark.timeout(600)

@@ -167,7 +167,7 @@ class ColumnReader:
             if num_hard:
                 values[hard[:num_hard]] = self._hard_values(batch, column, hard[:num_hard])
             if bad < 0:
-                bad = self._narrow(values, valid, dtype, hard[:num_hard], column)
+                values, bad = self._narrow(values, valid, dtype, hard[:num_hard], column)
         else:
             values = np.empty(rows, np.int64)
             unsigned = dtype == "uint64"
@@ -182,22 +182,24 @@ class ColumnReader:
         if dtype == "uint64":
             values = values.view(np.uint64)
         elif dtype != "bool":
-            with np.errstate(over="ignore"):
-                values = values.astype(dtype, copy=False)
+            values = values.astype(dtype, copy=False)
         return to_array(values, valid if nulls else None)
 
     def _narrow(
         self, values: np.ndarray, valid: np.ndarray, dtype: str, hard: np.ndarray, column: int
-    ) -> int:
-        """The first row whose digits stand for a number beyond the dtype's range, or -1."""
+    ) -> tuple[np.ndarray, int]:
+        """The values as the dtype holds them; the first row whose digits are beyond its range, or -1."""
         with np.errstate(over="ignore"):
-            cast = values.astype(dtype, copy=False)
-        # An infinity that was written as one is never hard.
-        beyond = np.isinf(cast) & ~np.isinf(values)
-        beyond[hard] |= np.isinf(values[hard])
+            narrow = values.astype(dtype, copy=False)
         if dtype == "float16":
-            self.narrowed[column] += int(((cast != values) & ~np.isnan(values) & (valid == 1)).sum())
-        return int(beyond.argmax()) if beyond.any() else -1
+            self.narrowed[column] += int(((narrow != values) & ~np.isnan(values) & (valid == 1)).sum())
+        beyond = np.isinf(narrow)
+        if not beyond.any():
+            return narrow, -1
+        written = np.isinf(values)
+        written[hard] = False  # an infinity that was written as one is never hard
+        beyond &= ~written
+        return narrow, int(beyond.argmax()) if beyond.any() else -1
 
     def _check_required(self, batch: TokenBatch, column: int, valid: np.ndarray, nulls: int) -> None:
         if nulls and self.wishes[column].required:
