@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from beam_jobs.layout import parse_pack, scan_wishes
@@ -29,7 +28,14 @@ from beam_jobs.report import Progress, show_schema
 from beam_jobs.sources import FORMATS, Source, SourceOptions, open_source
 from beam_jobs.write import ISAL_MAX_LEVEL, MAX_LEVEL
 from tfpipe import __version__
-from tfpipe.errors import RecordError, SchemaError, UsageError, run_command
+from tfpipe.errors import (
+    RecordError,
+    SchemaError,
+    UsageError,
+    check_output_file,
+    run_command,
+    write_output_file,
+)
 from tfpipe.manifest import Manifest, Shard, Split
 from tfpipe.schema import Schema
 
@@ -56,7 +62,7 @@ def _command(argv: Sequence[str]) -> None:
     options = SourceOptions(format=args.format, header=not args.no_header, delimiter=args.delimiter)
     check_beam_args(beam_args)
     if args.json:
-        check_json_file(args.json)
+        check_output_file(args.json, "--json")
     if hasattr(signal, "SIGTERM"):
         signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -191,7 +197,7 @@ def write_summary(path: str, manifest: Manifest, plan: PlanSummary, output: str,
         "elapsed_s": elapsed_s,
         "records_per_s": records / elapsed_s,
     }
-    Path(path).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_output_file(path, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
 
 
 def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -258,19 +264,6 @@ def request_from(args: argparse.Namespace) -> Request:
         compression=_COMPRESSIONS[args.compression],
         level=args.compression_level,
     )
-
-
-def check_json_file(path: str) -> None:
-    """Makes sure, before any work, that the summary can be written.
-
-    Raises:
-        UsageError: it names a directory, or lies in none that can be written.
-    """
-    parent = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else parent, os.W_OK):
-        raise UsageError(
-            f"--json must name a file in a directory that exists and can be written, got {path}."
-        )
 
 
 def parse_splits(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfpipe.errors import UsageError, run_command
+from tfpipe.errors import check_output_file, run_command, write_output_file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run_command(lambda: measure(arguments[1:]))
     options = _parser().parse_args(arguments)
-    return run_command(lambda: options.command(options))
+
+    def run() -> int:
+        if options.json is not None:
+            check_output_file(options.json, "--json")
+        return options.command(options)
+
+    return run_command(run)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,15 +61,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _write_json(path: Path | None, obj: Any) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(json.dumps(obj, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"--json must name a file that can be written, got {error.strerror} ({path}). "
-            f"Make its directory, or name another file."
-        ) from None
+    if path is not None:
+        write_output_file(path, json.dumps(obj, indent=1, ensure_ascii=False) + "\n")
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -11,10 +11,8 @@ needs nothing but itself.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfpipe import report_html
-from tfpipe.errors import OutputError, UsageError
+from tfpipe.errors import UsageError, write_output_file
 from tfpipe.report_view import View, build_view, count, percent
 
 _BAR_WIDTH = 16
@@ -134,31 +132,13 @@ def write_html(result: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
     Args:
         result: the result JSON, parsed.
-        path: the file to write; its folder is made if it is missing.
+        path: the file to write.
 
     Raises:
         UsageError: not a measurement.
         OutputError: the file can't be written.
     """
-    html = render_html(result)
-    folder = os.path.dirname(os.path.abspath(path))
-    temporary = None
-    try:
-        os.makedirs(folder, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".report-", suffix=".html")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(html)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp made it private; a report is for sharing
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise OutputError(
-            f"the report's file must be writable, got {error} ({os.fspath(path)}). Choose another path."
-        ) from None
+    write_output_file(path, render_html(result))
 
 
 def _table() -> Table:

@@ -26,7 +26,7 @@ from rich.console import Console
 from tfpipe import report
 from tfpipe.cluster import local_clusters, parse_tf_config
 from tfpipe.config import PipelineConfig, TrainerConfig
-from tfpipe.errors import UsageError, run_command
+from tfpipe.errors import UsageError, check_output_file, run_command, write_output_file
 from tfpipe.launcher import CPUS, run_workers, share_cpus
 from tfpipe.manifest import Manifest
 from tfpipe.progress import Progress
@@ -151,10 +151,10 @@ def _main(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--train needs --epochs >= 1 and --epochs needs --train, got {trainer.epochs} epochs."
         )
-    outputs = [path for path in (args.json, args.html) if path is not None]
-    for path in outputs:
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"an output file's directory must exist, got none ({path}). Make it first.")
+    outputs = {f"--{name}": path for name in ("json", "html") if (path := getattr(args, name)) is not None}
+    if not (cluster and cluster.index > 0):  # worker 0 alone writes
+        for option, path in outputs.items():
+            check_output_file(path, option)
 
     log_dir = args.log_dir or Path(tempfile.mkdtemp(prefix="tfpipe-logs-"))
     console = Console(stderr=True)
@@ -173,10 +173,10 @@ def _main(args: argparse.Namespace) -> None:
         return
     report.render_terminal(result)
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_output_file(args.json, json.dumps(result, indent=1) + "\n")
     if args.html is not None:
         report.write_html(result, args.html)
-    for path in outputs:
+    for path in outputs.values():
         print(f"wrote {path}")
     print(f"logs in {log_dir}")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfpipe.cluster import Preflight, parse_tf_config
 from tfpipe.config import PipelineConfig, TrainerConfig
-from tfpipe.errors import TfpipeError
+from tfpipe.errors import ShardError, TfpipeError
 from tfpipe.launcher import enter_worker, send_event
 
 
@@ -50,16 +50,25 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     pipeline = PipelineConfig.from_json(job["pipeline"], where="job")
     cluster = parse_tf_config(os.environ.get("TF_CONFIG"))
     preflight = Preflight(cluster) if cluster else None
+    import tensorflow as tf
+
     from tfpipe.training import train_and_measure
 
-    return train_and_measure(
-        job["data"],
-        job["split"],
-        pipeline,
-        trainer,
-        cluster=cluster,
-        wait_for_peers=lambda: preflight.wait(trainer.start_timeout_s) if preflight else None,
-    )
+    try:
+        return train_and_measure(
+            job["data"],
+            job["split"],
+            pipeline,
+            trainer,
+            cluster=cluster,
+            wait_for_peers=lambda: preflight.wait(trainer.start_timeout_s) if preflight else None,
+        )
+    except tf.errors.DataLossError as error:  # which does not name the file
+        raise ShardError(
+            f"every shard must be as it was written, got a damaged one ({job['data']}: "
+            f"{str(error.message).splitlines()[0]}). `tfpipe verify {job['data']}` says which, and where; "
+            f"copy it anew, or convert again."
+        ) from error
 
 
 def _meant_for_the_user(error: BaseException | None) -> TfpipeError | None:

@@ -48,7 +48,7 @@ def test_bad_input_is_a_message_and_a_code(dataset, capsys, tmp_path):
     assert main(["inspect", str(tmp_path / "nope")]) == 1
     assert capsys.readouterr().err.startswith("error: a dataset directory must exist, got none")
     assert main(["inspect", str(dataset.directory), "--json", str(tmp_path / "no" / "x.json")]) == 2
-    assert "--json must name a file that can be written" in capsys.readouterr().err
+    assert "--json must name a file in a directory that exists" in capsys.readouterr().err
     for arguments in ([], ["nope"], ["verify"]):
         with pytest.raises(SystemExit) as caught:
             main(arguments)

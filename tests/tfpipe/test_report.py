@@ -249,7 +249,7 @@ def test_html_escapes_every_string():
 
 
 def test_write_html_replaces_the_file_whole(tmp_path):
-    path = tmp_path / "new" / "report.html"
+    path = tmp_path / "report.html"
     report.write_html(RESULT, path)
     assert path.read_text(encoding="utf-8") == report.render_html(RESULT)
     report.write_html(_changed(headline="Second."), path)

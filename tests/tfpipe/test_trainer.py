@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from tests.helpers import REPOSITORY, free_ports, write_dataset
 from tfpipe import trainer
+from tfpipe.manifest import Manifest
 from tfpipe.schema import Feature, Schema
 
 pytestmark = pytest.mark.timeout(600)  # some tests measure up to three times
@@ -118,27 +120,29 @@ def test_the_original_model_on_loopback_is_communication_bound(data, tmp_path):
         assert all(w["cpus"] == len(os.sched_getaffinity(0)) // 2 for w in result["workers"])
 
 
+# Under a slow map the original model's own step decides on a slow machine, where it takes 100 of
+# 160 ms; and its threads and the map's wait for one another on a worker's one core: 6 ms a step.
+RESTING_MODEL = ("--workers", 2, "--model", f"{USER}:resting_model")
+
+
 @pytest.mark.slow
 def test_a_slow_map_on_both_workers_is_input_bound_by_what_prefetch_cannot_hide(data, tmp_path):
-    # The input alone delivers 150 ms as 152 to 154 here. Under steps, on one core a worker, the map's
-    # thread also waits its turn between two batches: 6 ms more on a slow machine with Linux 6.18,
-    # and up to twice that while other machines' work slows it.
-    tolerance_s = 0.015
+    tolerance_s = 0.005
 
-    def is_true(result):
-        step_s = result["step_s"]["median"]
-        return result["verdict"] == "input_bound" and abs(step_s - delay_s(result)) <= tolerance_s
-
-    def delay_s(result):
+    def delay_s(result):  # what this machine makes of 150 ms: 152 to 154 here
         return 128 / result["input_capacity_examples_per_s"]
 
-    options = ["--workers", 2, "--map", f"{USER}:slow_map"]
-    result = measure_quietly(data, tmp_path, *options, good=is_true, tries=4)
+    def is_true(result):
+        return abs(result["step_s"]["median"] - delay_s(result)) <= tolerance_s
+
+    options = [*RESTING_MODEL, "--map", f"{USER}:slow_map"]
+    result = measure_quietly(data, tmp_path, *options, good=is_true, tries=4, steps=10, rounds=5)
     check_contract(result)
     assert result["verdict"] == "input_bound", result["parts_s"]
     step_s, input_s = result["step_s"]["median"], result["parts_s"]["input"]["median"]
     synced_s = step_s - input_s
     assert 0.148 <= delay_s(result) < 0.165
+    assert 0.040 <= synced_s < 0.080  # what prefetch hides
     assert step_s >= 0.149  # no batch that lay ready may pass for a fast one
     assert step_s == pytest.approx(delay_s(result), abs=tolerance_s)
     assert input_s == pytest.approx(delay_s(result) - synced_s, abs=tolerance_s)
@@ -147,9 +151,9 @@ def test_a_slow_map_on_both_workers_is_input_bound_by_what_prefetch_cannot_hide(
 
 @pytest.mark.slow
 def test_a_slow_map_on_one_worker_is_input_and_names_it(data, tmp_path):
-    options = ["--workers", 2, "--map", f"{USER}:slow_map_on_worker_1"]
+    options = [*RESTING_MODEL, "--map", f"{USER}:slow_map_on_worker_1"]
     result = measure_quietly(
-        data, tmp_path, *options, good=lambda result: "worker 1's input" in result["headline"]
+        data, tmp_path, *options, good=lambda result: "worker 1's input" in result["headline"], steps=10
     )
     assert result["verdict"] == "input_bound", result["parts_s"]
     assert "worker 1's input" in result["headline"]
@@ -265,6 +269,24 @@ def test_a_mistake_in_the_users_map_is_shown_where_it_is(data, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_damaged_shard_is_an_error_and_no_shorter_epoch(data, tmp_path, workers):
+    copy = tmp_path / "copy"
+    shutil.copytree(data, copy)
+    shard = copy / "train-00007-of-00012.tfrecord.gz"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 0x10  # its size stays what the manifest says
+    shard.write_bytes(content)
+    done = run(copy, "--workers", workers)
+    assert done.returncode == 1
+    assert "every shard must be as it was written, got a damaged one" in done.stderr
+    assert f"`tfpipe verify {copy}` says which" in done.stderr
+    assert "Traceback" not in done.stderr
+    faults = Manifest.load(copy).verify()
+    assert [shard.name in fault for fault in faults] == [True]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -290,7 +312,8 @@ REFUSED = [
     (["--workers", "2", "--per-worker-batch-size", "601"], 2, "601 for 600 records"),
     (["--workers", "2", "--global-batch-size", "65"], 2, "Use 64 or 66"),
     (["--split", "validation"], 1, "split must be one of test, train, got 'validation'"),
-    (["--json", "/nowhere/result.json"], 2, "directory must exist"),
+    (["--json", "/nowhere/result.json"], 2, "--json must name a file in a directory that exists"),
+    (["--html", "/"], 2, "--html must name a file in a directory that exists"),
     (["--epochs", "3"], 2, "--epochs needs --train"),
     (["--train"], 2, "--train needs --epochs"),
     (["--steps", "0"], 2, "steps must be an integer >= 1, got 0"),

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfpipe.models import mnist_cnn, prepare_image
 
-DELAY_S = 0.15
+DELAY_S, STEP_S = 0.15, 0.04
 _one_at_a_time = threading.Lock()
 
 
@@ -54,6 +54,29 @@ def long_computing_model() -> tuple[Any, Any, Any]:
 
 
 long_computing_model.prepare = prepare_image  # type: ignore[attr-defined]
+
+
+def resting_model() -> tuple[Any, Any, Any]:
+    """A step of 40 ms that leaves the core to the input, as on an accelerator; few parameters."""
+    keras = tf.keras
+    model = keras.Sequential([
+        keras.layers.Input(shape=(28, 28, 1)),
+        keras.layers.Flatten(),
+        keras.layers.Dense(10),
+    ])  # fmt: skip
+
+    def rest(scores: np.ndarray) -> np.ndarray:
+        time.sleep(STEP_S)
+        return np.zeros((), np.float32)
+
+    def loss(label: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+        losses = keras.losses.sparse_categorical_crossentropy(label, scores, from_logits=True)
+        return losses + tf.stop_gradient(tf.ensure_shape(tf.numpy_function(rest, [scores], tf.float32), []))
+
+    return model, loss, keras.optimizers.SGD(learning_rate=0.01)
+
+
+resting_model.prepare = prepare_image  # type: ignore[attr-defined]
 
 
 def dying_model() -> tuple[Any, Any, Any]:
