@@ -66,7 +66,7 @@ class Attribution:
     slowest_compute_worker: int
 
 
-def attribute(times_s: Mapping[str, np.ndarray], *, seed: int = 0) -> Attribution:
+def attribute(times_s: Mapping[str, np.ndarray], *, exchanges: bool = True, seed: int = 0) -> Attribution:
     """Splits the real step into its parts.
 
     The levels local <= slowest local <= synced <= real are medians over rounds and blocks;
@@ -76,6 +76,8 @@ def attribute(times_s: Mapping[str, np.ndarray], *, seed: int = 0) -> Attributio
     Args:
         times_s: by phase, float64[workers, rounds, blocks] seconds per step; NaN where a
             block was thrown away (a retrace, say).
+        exchanges: whether there is another replica to exchange gradients with. If not, local and
+            synced are one and the same step: noise between them is not communication.
         seed: of the bootstrap.
 
     Returns:
@@ -89,6 +91,9 @@ def attribute(times_s: Mapping[str, np.ndarray], *, seed: int = 0) -> Attributio
         "Bootstrap Methods and their Application", 1997, section 3.8).
     """
     _check(times_s)
+    if not exchanges:
+        alone = np.concatenate([times_s["local"], times_s["synced"]], axis=2)
+        times_s = {**times_s, "local": alone, "synced": alone}
     samples = int(np.isfinite(times_s["real"]).all(axis=0).sum())
     observed = _levels(times_s, slowest=None)
     slowest = int(observed["slowest"][0])
@@ -96,9 +101,10 @@ def attribute(times_s: Mapping[str, np.ndarray], *, seed: int = 0) -> Attributio
     step = _estimate(observed["real"], boot["real"], samples)
 
     # From the top of the step downwards: what is not significant joins the level below.
-    parts: dict[str, Estimate] = {}
+    parts = dict.fromkeys(PARTS, Estimate(median=0.0, low=0.0, high=0.0, samples=samples))
     upper, upper_boot = observed["real"], boot["real"]
-    for part, level in (("input", "synced"), ("communication", "slowest_local"), ("imbalance", "local")):
+    below = {"input": "synced", "communication": "slowest_local", "imbalance": "local"}
+    for part, level in below.items() if exchanges else [("input", "synced")]:
         difference, difference_boot = upper - observed[level], upper_boot - boot[level]
         estimate = _estimate(difference, difference_boot, samples)
         if estimate.low <= 0.0 or estimate.median <= 0.0:

@@ -137,7 +137,7 @@ def _result(
     num_workers: int,
     strategy: Any,
 ) -> dict[str, Any]:
-    found = attribution.attribute(rounds.times_s)
+    found = attribution.attribute(rounds.times_s, exchanges=strategy.num_replicas_in_sync > 1)
     global_batch_size = pipeline.per_worker_batch_size * num_workers
     input_s = tuple(rounds.input_s.tolist())
     bytes_read = [None if np.isnan(b) else int(b) for b in rounds.bytes_read]

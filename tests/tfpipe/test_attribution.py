@@ -56,6 +56,18 @@ def test_parts_of_known_truth():
         assert estimate.samples == 25
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_of_a_worker_alone_is_no_communication(seed):
+    """Its local and synced steps are the same step; few samples often tell two of them apart."""
+    times = make_times(compute_s=(0.010,), exchange_s=0.0, noise=0.2, rounds=2, seed=seed)
+    found = attribute(times, exchanges=False)
+    for part in ("communication", "imbalance"):
+        assert (found.parts[part].median, found.parts[part].high) == (0, 0)
+    assert found.worker_wait_s == (0,)
+    both = np.concatenate([times["local"], times["synced"]], axis=2)
+    assert found.worker_compute_s == (pytest.approx(np.median(both)),)
+
+
 @given(
     compute_ms=st.lists(st.floats(1, 50), min_size=1, max_size=4),
     exchange_ms=st.floats(0, 50),
