@@ -23,8 +23,9 @@ from typing import Any
 from beam_jobs.layout import parse_pack, scan_wishes
 from beam_jobs.outcome import Failure
 from beam_jobs.output import OutputDirectory
-from beam_jobs.plan import PlanSummary, Request
+from beam_jobs.plan import MOST_REJECTED, PlanSummary, Request
 from beam_jobs.report import Progress, show_schema
+from beam_jobs.scan import REJECTED
 from beam_jobs.sources import FORMATS, Source, SourceOptions, open_source
 from beam_jobs.write import ISAL_MAX_LEVEL, MAX_LEVEL
 from tfpipe import __version__
@@ -123,9 +124,9 @@ def convert(
         check_unchanged(source)
         manifest = make_manifest(request, source, plan, shards, ignored)
         written = sum(split.num_records for split in manifest.splits.values())
-        if written + manifest.num_rejected != plan.num_records:
+        if written != plan.num_records:
             raise RecordError(
-                f"every record read must be written or rejected, got {written} of {plan.num_records}."
+                f"every record read must be written or rejected, got {written} of {plan.num_records} written."
             )
         directory.publish(manifest)
     elapsed_s = time.monotonic() - started
@@ -135,6 +136,11 @@ def convert(
     print(
         f"{written / elapsed_s:,.0f} records/s, {num_bytes:,} bytes read, {total:,} bytes written, {elapsed_s:.1f} s"
     )
+    if manifest.num_rejected:
+        print(
+            f"WARNING: {manifest.num_rejected} of {written + manifest.num_rejected} rows were left out; "
+            f"see {os.path.join(output, REJECTED)}"
+        )
     print(f"wrote {written} records in {len(shards)} shards to {output} ({manifest.num_rejected} rejected)")
     return manifest
 
@@ -156,6 +162,7 @@ def make_manifest(
         schema=plan.schema,
         splits={name: Split(shards=tuple(found)) for name, found in by_split.items()},
         compression=plan.compression,
+        num_rejected=plan.num_rejected,
         statistics=plan.statistics,
         source=described,
         shuffle_seed=request.seed if request.shuffle else None,
@@ -236,6 +243,10 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help=f"0 to {ISAL_MAX_LEVEL} by ISA-L, up to {MAX_LEVEL} by zlib (smaller, much slower); default 1")  # fmt: skip
     add("--no-shuffle", action="store_true", help="keep the source's order")
     add("--seed", type=int, default=0, help="of the permutation; default 0")
+    add("--on-error", choices=("fail", "quarantine"), default="fail",
+        help="what a row that can't be taken does: stop the conversion (default), or go to rejected.jsonl")  # fmt: skip
+    add("--max-rejected", metavar="N|P%",
+        help="how many rows may go there before the conversion fails, e.g. 100 or 0.1%%; with quarantine")  # fmt: skip
     add("--json", metavar="FILE", help="write a summary as JSON")
     return parser.parse_known_args(argv)
 
@@ -253,6 +264,7 @@ def request_from(args: argparse.Namespace) -> Request:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, got {value}.")
     if args.compression_level > MAX_LEVEL:
         raise UsageError(f"--compression-level must be at most {MAX_LEVEL}, got {args.compression_level}.")
+    max_rejected, max_rejected_fraction = parse_max_rejected(args.on_error, args.max_rejected)
     return Request(
         packs=tuple(parse_pack(text) for text in args.pack),
         declared=read_schema(args.schema) if args.schema else None,
@@ -263,6 +275,39 @@ def request_from(args: argparse.Namespace) -> Request:
         seed=args.seed,
         compression=_COMPRESSIONS[args.compression],
         level=args.compression_level,
+        max_rejected=max_rejected,
+        max_rejected_fraction=max_rejected_fraction,
+    )
+
+
+def parse_max_rejected(on_error: str, text: str | None) -> tuple[int, float | None]:
+    """Reads `--max-rejected`: a number of rows, or a percentage of all.
+
+    Args:
+        on_error: "fail" or "quarantine".
+        text: as the user wrote it, or None.
+
+    Returns:
+        The number, and the fraction if it is a percentage.
+
+    Raises:
+        UsageError: another form, out of range, or one option without the other.
+    """
+    if on_error == "fail":
+        if text not in (None, "0"):
+            raise UsageError(f"--max-rejected {text} must come with --on-error quarantine, got fail.")
+        return 0, None
+    if text is None:
+        raise UsageError(
+            "--on-error quarantine must say how many rows may be left out, got no --max-rejected. "
+            "Add e.g. --max-rejected 100 or --max-rejected 0.1%."
+        )
+    if (percent := re.fullmatch(r"(\d+(?:\.\d+)?)%", text)) and 0 < float(percent[1]) <= 100:
+        return 0, float(percent[1]) / 100
+    if text.isascii() and text.isdigit() and 0 < int(text) <= MOST_REJECTED:
+        return int(text), None
+    raise UsageError(
+        f"--max-rejected must be a number from 1 to {MOST_REJECTED} or a percentage up to 100% like 0.1%, got {text!r}."
     )
 
 

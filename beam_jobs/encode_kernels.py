@@ -124,6 +124,51 @@ def add_text(lengths, valid, offsets, key_bytes):
 
 
 @kernel
+def _list_sizes(items, key_bytes):
+    """Sizes inside an entry whose list message has that many bytes: Feature, entry."""
+    feature = 1 + _varint_size(items) + items
+    return feature, key_bytes + 1 + _varint_size(feature) + feature
+
+
+@kernel
+def varint_items(values, offsets, items):
+    """Adds up the bytes of each row's varints, as the packed field of an Int64List."""
+    for row in range(len(items)):
+        size = 0
+        for i in range(offsets[row], offsets[row + 1]):
+            size += _varint_size(values[i])
+        items[row] = 1 + _varint_size(size) + size if size else 0
+
+
+@kernel
+def float_items(offsets, items):
+    """The bytes of each row's floats, as the packed field of a FloatList; offsets count bytes."""
+    for row in range(len(items)):
+        size = offsets[row + 1] - offsets[row]
+        items[row] = 1 + _varint_size(size) + size if size else 0
+
+
+@kernel
+def text_items(text_offsets, offsets, items):
+    """Adds up the bytes of each row's texts, as the repeated field of a BytesList."""
+    for row in range(len(items)):
+        size = 0
+        for i in range(offsets[row], offsets[row + 1]):
+            length = text_offsets[i + 1] - text_offsets[i]
+            size += 1 + _varint_size(length) + length
+        items[row] = size
+
+
+@kernel
+def add_list(lengths, valid, items, key_bytes):
+    """Adds the length of an entry with a list message of that many bytes."""
+    for row in range(len(lengths)):
+        if len(valid) == 0 or valid[row]:
+            _, entry = _list_sizes(items[row], key_bytes)
+            lengths[row] += 1 + _varint_size(entry) + entry
+
+
+@kernel
 def add_frame(lengths):
     """Turns the lengths of the features into those of framed examples."""
     for row in range(len(lengths)):
@@ -195,6 +240,71 @@ def fill_text(data, at, valid, values, offsets, key, low, high):
             for i in range(size):
                 data[to + i] = values[source + i]
             at[row] = to + size
+
+
+@kernel
+def open_lists(data, at, valid, items, key, tag, low, high):
+    """Writes entries up to the content of their list message."""
+    key_bytes = len(key)
+    for row in range(low, high):
+        if len(valid) == 0 or valid[row]:
+            feature, entry = _list_sizes(items[row], key_bytes)
+            to = at[row]
+            data[to] = 0x0A
+            to = _put_varint(data, to + 1, entry)
+            for i in range(key_bytes):
+                data[to + i] = key[i]
+            to += key_bytes
+            data[to] = 0x12
+            to = _put_varint(data, to + 1, feature)
+            data[to] = tag
+            at[row] = _put_varint(data, to + 1, items[row])
+
+
+@kernel
+def fill_varints(data, at, valid, values, offsets, low, high):
+    """Writes the varints of each row's list, packed."""
+    for row in range(low, high):
+        if (len(valid) == 0 or valid[row]) and offsets[row] < offsets[row + 1]:
+            size = 0
+            for i in range(offsets[row], offsets[row + 1]):
+                size += _varint_size(values[i])
+            data[at[row]] = 0x0A
+            to = _put_varint(data, at[row] + 1, size)
+            for i in range(offsets[row], offsets[row + 1]):
+                to = _put_varint(data, to, values[i])
+            at[row] = to
+
+
+@kernel
+def fill_floats(data, at, valid, values, offsets, low, high):
+    """Writes the floats of each row's list, packed; `values` and offsets are bytes."""
+    for row in range(low, high):
+        size = offsets[row + 1] - offsets[row]
+        if (len(valid) == 0 or valid[row]) and size:
+            data[at[row]] = 0x0A
+            to = _put_varint(data, at[row] + 1, size)
+            source = offsets[row]
+            for i in range(size):
+                data[to + i] = values[source + i]
+            at[row] = to + size
+
+
+@kernel
+def fill_texts(data, at, valid, values, text_offsets, offsets, low, high):
+    """Writes the texts of each row's list, one after the other."""
+    for row in range(low, high):
+        if len(valid) == 0 or valid[row]:
+            to = at[row]
+            for i in range(offsets[row], offsets[row + 1]):
+                source = text_offsets[i]
+                size = text_offsets[i + 1] - source
+                data[to] = 0x0A
+                to = _put_varint(data, to + 1, size)
+                for k in range(size):
+                    data[to + k] = values[source + k]
+                to += size
+            at[row] = to
 
 
 @kernel

@@ -10,21 +10,22 @@ value loses a digit, else float64.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs.sources import SourceColumn, Wish
-from beam_jobs.sources.csv_kernels import BOOL
-from beam_jobs.sources.summary import INTEGER_DTYPES, ColumnSummary
+from beam_jobs.sources import SourceColumn, Wish, Wishes
+from beam_jobs.sources.csv_kernels import BIG, BOOL, FLOAT, INT, NAN, TEXT
+from beam_jobs.sources.summary import INTEGER_DTYPES, MIXED, ColumnSummary
 from tfpipe.errors import SchemaError, UsageError
 from tfpipe.schema import TEXT_DTYPES, Feature, Schema
 
+_NUMBERS = (INT, BIG, FLOAT, NAN)
 _RANGE = re.compile(r"(.*?)(\d+)\.\.(.*?)(\d+)")
 
 
@@ -94,19 +95,17 @@ class Layout:
     columns: Mapping[str, tuple[str, ...]]
     packed: frozenset[str]
 
-    def wishes(self, columns: Sequence[SourceColumn]) -> list[Wish]:
-        """What to read of each source column."""
-        feature_of = {column: name for name, names in self.columns.items() for column in names}
-        result = []
-        for column in columns:
-            name = feature_of.get(column.name)
-            if name is None:
-                result.append(Wish(used=False))
-                continue
-            feature = self.schema.features[name]
-            packed = name in self.packed
-            result.append(Wish(dtype=feature.dtype, required=packed or not feature.nullable, numeric=packed))
-        return result
+    def wishes(self) -> Wishes:
+        """What to read of the source."""
+        wishes = {}
+        for name, columns in self.columns.items():
+            feature, packed = self.schema.features[name], name in self.packed
+            shape = () if packed else feature.shape
+            for column in columns:
+                wishes[column] = Wish(
+                    dtype=feature.dtype, shape=shape, required=packed or not feature.nullable, numeric=packed
+                )
+        return Wishes(columns=wishes, others=Wish(used=False))
 
     def assemble(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Turns a batch of source columns into one of features."""
@@ -124,59 +123,117 @@ class Layout:
             arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), len(columns)))
         return pa.RecordBatch.from_arrays(arrays, names=list(self.columns))
 
-    def statistics(
-        self, columns: Sequence[SourceColumn], summaries: Sequence[ColumnSummary]
-    ) -> dict[str, dict[str, Any]]:
-        """The manifest's statistics, one object a feature."""
-        by_name = {column.name: (column, summary) for column, summary in zip(columns, summaries, strict=True)}
-        result = {}
-        for name, names in self.columns.items():
-            merged = ColumnSummary()
-            for column in names:
-                merged = merged.merge(by_name[column][1])
-            result[name] = merged.statistics(self.schema.features[name].dtype)
-            if unit := by_name[names[0]][0].unit:
-                result[name]["unit"] = unit
-        return result
+
+def feature_summaries(
+    columns: Mapping[str, tuple[str, ...]], summaries: Mapping[str, ColumnSummary]
+) -> dict[str, ColumnSummary]:
+    """One summary a feature.
+
+    Args:
+        columns: the source columns of each feature.
+        summaries: one a source column.
+
+    Returns:
+        Of the values of all its columns.
+    """
+    result = {}
+    for name, names in columns.items():
+        result[name] = ColumnSummary()
+        for column in names:
+            result[name] = result[name].merge(summaries[column])
+    return result
 
 
 def scan_wishes(
-    packs: Sequence[Pack], declared: Schema | None, columns: Sequence[SourceColumn]
-) -> list[Wish]:
-    """What the scan must check of each source column.
+    packs: Sequence[Pack], declared: Schema | None, columns: Sequence[SourceColumn] | None
+) -> Wishes:
+    """What the scan must check of the source.
 
     Args:
         packs: as asked for.
         declared: schema, or None.
-        columns: of the source.
+        columns: of the source, or None where only its records tell.
 
     Returns:
-        One wish a column.
+        What is wanted of each column.
 
     Raises:
         UsageError: a pack names a column that is not there or in another pack, or is named as a column is.
         SchemaError: the declared schema and the columns disagree.
     """
-    layout_columns = _feature_columns(packs, columns)
-    if declared is None:
-        packed = {column for pack in packs for column in pack.columns}
-        return [Wish(required=column.name in packed, numeric=column.name in packed) for column in columns]
-    return _declared_layout(packs, declared, columns, layout_columns).wishes(columns)
+    if columns is None:  # as if it had what is asked for: the plan will tell
+        columns = [
+            SourceColumn(name=name, shape=None)
+            for name in dict.fromkeys([
+                *(column for pack in packs for column in pack.columns),
+                *(declared.features.keys() - {pack.name for pack in packs} if declared else ()),
+            ])
+        ]  # fmt: skip
+    feature_columns = _feature_columns(packs, columns)
+    if declared is not None:
+        return _declared_layout(packs, declared, columns, feature_columns).wishes()
+    numbers = Wish(shape=(), required=True, numeric=True)
+    return Wishes(columns={column: numbers for pack in packs for column in pack.columns})
+
+
+def resolve_columns(
+    columns: Sequence[SourceColumn] | None, summaries: Mapping[str, ColumnSummary]
+) -> list[SourceColumn]:
+    """The source's columns, with the shapes that the scan found where only it can tell.
+
+    Args:
+        columns: of the source, or None where only its records tell.
+        summaries: of all records, by column.
+
+    Returns:
+        Each column; no shape is None.
+
+    Raises:
+        SchemaError: a column holds what no one feature can.
+    """
+    known = {column.name: column for column in columns or ()}
+    resolved = []
+    for name in known or summaries:
+        column = known.get(name) or SourceColumn(name=name, shape=None)
+        summary = summaries.get(name, ColumnSummary())
+        if summary.quoted and summary.counts[TEXT] and summary.counts[list(_NUMBERS)].any():
+            raise SchemaError(
+                f"a column must hold text or numbers throughout, got both in {name!r}. Convert one into the "
+                f'other in the input, or declare dtype "string" for numbers and text (--schema).'
+            )
+        shape = column.shape
+        if shape is None:
+            # Without a value only a type tells, and only of lists is it known before their shape.
+            shape = summary.shape if summary.shape is not None else (None,) if column.dtype else ()
+            if shape == MIXED:
+                raise SchemaError(
+                    f"a column must hold single values throughout, or lists of one depth, got both in {name!r}. "
+                    f"Make each a list, or leave the column out (--schema)."
+                )
+            if None in shape[1:]:
+                raise SchemaError(
+                    f"only a feature's first dimension may differ between records, got {list(shape)} for "
+                    f"{name!r}. Fill the inner lists up to one length."
+                )
+            if shape[:1] == (0,):  # nothing but empty lists so far: hardly a length that is meant
+                shape = (None, *shape[1:])
+        resolved.append(dataclasses.replace(column, shape=shape))
+    return resolved
 
 
 def build_layout(
     packs: Sequence[Pack],
     declared: Schema | None,
     columns: Sequence[SourceColumn],
-    summaries: Sequence[ColumnSummary],
+    summaries: Mapping[str, ColumnSummary],
 ) -> tuple[Layout, list[str]]:
     """Decides the features.
 
     Args:
         packs: as asked for.
         declared: schema, or None to infer it.
-        columns: of the source.
-        summaries: of all records, one a column.
+        columns: of the source, resolved.
+        summaries: of all records, by column.
 
     Returns:
         The layout, and sentences that the user should read.
@@ -193,23 +250,21 @@ def build_layout(
         return layout, [
             f"left out, since not in the declared schema: {', '.join(left_out)}"
         ] if left_out else []
-    by_name = {column.name: (column, summary) for column, summary in zip(columns, summaries, strict=True)}
     shapes = {pack.name: pack.shape for pack in packs}
+    by_name = {column.name: column for column in columns}
     features, notices = {}, []
-    for name, names in feature_columns.items():
+    for name, summary in feature_summaries(feature_columns, summaries).items():
         if name in shapes:
-            merged = ColumnSummary()
-            for column in names:
-                merged = merged.merge(by_name[column][1])
-            features[name] = Feature(dtype=_packed_dtype(merged), shape=shapes[name], encoding="raw")
+            features[name] = Feature(dtype=_packed_dtype(summary), shape=shapes[name], encoding="raw")
             continue
-        column, summary = by_name[name]
         dtype = summary.inferred_dtype
-        features[name] = Feature(dtype=dtype, shape=column.shape, nullable=summary.nulls(dtype) > 0)
+        features[name] = Feature(
+            dtype=dtype, shape=by_name[name].shape or (), nullable=summary.nulls(dtype) > 0
+        )
         if summary.counts[BOOL] and not summary.dtype and dtype not in ("bool", "string"):
             notices.append(f"{name}: true and false stand beside numbers and become 1 and 0")
-    layout = Layout(schema=Schema(features=features), columns=feature_columns, packed=frozenset(shapes))
-    return layout, notices
+    schema = Schema(features=features)
+    return Layout(schema=schema, columns=feature_columns, packed=frozenset(shapes)), notices
 
 
 def _packed_dtype(summary: ColumnSummary) -> str:
@@ -236,9 +291,8 @@ def _feature_columns(packs: Sequence[Pack], columns: Sequence[SourceColumn]) -> 
                 )
             column = by_name[name]
             if column.shape or column.dtype in TEXT_DTYPES:
-                raise UsageError(
-                    f"--pack {pack.name} must name columns of numbers, got {name!r} ({column.dtype})."
-                )
+                what = "lists" if column.shape else column.dtype
+                raise UsageError(f"--pack {pack.name} must name columns of numbers, got {name!r} ({what}).")
             owner[name] = pack
     result: dict[str, tuple[str, ...]] = {}
     for column in columns:
@@ -261,7 +315,7 @@ def _declared_layout(
     columns: Sequence[SourceColumn],
     feature_columns: Mapping[str, tuple[str, ...]],
 ) -> Layout:
-    shapes: dict[str, tuple[int, ...]] = {column.name: column.shape for column in columns}
+    shapes: dict[str, tuple[int | None, ...] | None] = {column.name: column.shape for column in columns}
     shapes |= {pack.name: pack.shape for pack in packs}
     packed = frozenset(pack.name for pack in packs)
     for name, feature in declared.features.items():
@@ -271,18 +325,23 @@ def _declared_layout(
                 f"every declared feature must be a column or a pack, got {name!r}; there are {known}. "
                 f"Correct the name in --schema, or add --pack {name}=COLUMNS."
             )
-        if feature.shape != shapes[name]:
+        found = shapes[name]
+        if found is not None and not _can_be(found, feature.shape):
             raise SchemaError(
-                f"feature {name!r} must have the shape of its source {list(shapes[name])}, "
+                f"feature {name!r} must have the shape of its source {list(found)}, "
                 f"got {list(feature.shape)} declared. Correct it, or pack columns: --pack {name}=COLUMNS:SHAPE."
             )
         if name in packed and feature.dtype in TEXT_DTYPES:
             raise SchemaError(
                 f"packed feature {name!r} must hold numbers, got dtype {feature.dtype} declared."
             )
-        if feature.shape and feature.encoding not in ("raw", "bytes_list"):
+        if name in packed and feature.encoding != "raw":
             raise SchemaError(
-                f"tensor feature {name!r} must have encoding raw, got {feature.encoding} declared."
+                f"packed feature {name!r} must have encoding raw, got {feature.encoding} declared."
+            )
+        if None in feature.shape[1:]:
+            raise SchemaError(
+                f"only a feature's first dimension may be unknown, got {list(feature.shape)} declared for {name!r}."
             )
         if name in packed and feature.nullable:
             raise SchemaError(
@@ -292,4 +351,11 @@ def _declared_layout(
         schema=declared,
         columns={name: feature_columns[name] for name in declared.features},
         packed=packed & frozenset(declared.features),
+    )
+
+
+def _can_be(found: tuple[int | None, ...], declared: tuple[int | None, ...]) -> bool:
+    """Whether values of the shape found can have the one declared; their values were checked by the scan."""
+    return len(found) == len(declared) and all(
+        b is None or a is None or a == b for a, b in zip(found, declared, strict=True)
     )

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from beam_jobs.scan import REJECTED
 from beam_jobs.write import SHARDS
 from tfpipe.errors import OutputError
 from tfpipe.manifest import Manifest
@@ -66,7 +67,7 @@ class OutputDirectory:
         self._clean()
 
     def publish(self, manifest: Manifest) -> None:
-        """Gives the shards their names and commits.
+        """Gives the shards, and the rows that were left out, their names and commits.
 
         Args:
             manifest: of the shards that lie in staging.
@@ -85,6 +86,9 @@ class OutputDirectory:
                 )
             os.rename(Path(self.staging) / SHARDS / shard.name, target)
             self._published.append(target)
+        if manifest.num_rejected:
+            os.rename(Path(self.staging) / REJECTED, self.path / REJECTED)
+            self._published.append(self.path / REJECTED)
         for shard in shards:
             if (size := (self.path / shard.name).stat().st_size) != shard.num_bytes:
                 raise OutputError(

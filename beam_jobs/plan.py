@@ -7,24 +7,26 @@ and options give the same plan, whoever did the scanning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from beam_jobs.encode import estimate_bytes
-from beam_jobs.layout import Layout, Pack, build_layout
+from beam_jobs.layout import Layout, Pack, build_layout, feature_summaries, resolve_columns
 from beam_jobs.shuffle import bounds, permute, split_sizes
-from beam_jobs.sources import InputSplit, Source, Wish
+from beam_jobs.sources import InputSplit, Source, SourceColumn, Wishes
 from beam_jobs.sources.summary import ColumnSummary, SplitScan
 from tfpipe.errors import RecordError, UsageError
-from tfpipe.schema import Schema
+from tfpipe.schema import ITEMSIZE_BYTES, TEXT_DTYPES, Schema
 
 MIN_SHARDS = 24
 SHARD_BYTES = 128 << 20
 # Framed records that a shard's writer holds at a time, twice (as read, and in order).
 BUCKET_BYTES = 64 << 20
+# Rejected rows are kept with their text until they are written.
+MOST_REJECTED = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class Request:
         seed: of the permutation.
         compression: "GZIP", "ZLIB", "" or "auto".
         level: of the compression.
+        max_rejected: rows that may be left out.
+        max_rejected_fraction: of all rows, in place of a number.
     """
 
     packs: tuple[Pack, ...] = ()
@@ -52,6 +56,13 @@ class Request:
     seed: int = 0
     compression: str = "auto"
     level: int = 1
+    max_rejected: int = 0
+    max_rejected_fraction: float | None = None
+
+    @property
+    def scan_limit(self) -> int:
+        """How many rows an input split's scan may leave out before it gives up."""
+        return self.max_rejected if self.max_rejected_fraction is None else MOST_REJECTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +83,25 @@ class ShardPlan:
         return self.edges[-1]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reject:
+    """A row that is left out.
+
+    Attributes:
+        split: the input split's index.
+        row: its number within it, the first is 1.
+        origin: file and row.
+        reason: what must hold and what was found.
+        raw: the row's text or values, shortened.
+    """
+
+    split: int
+    row: int
+    origin: str
+    reason: str
+    raw: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanSummary:
     """What the command line needs to know of a plan; travels as JSON.
@@ -81,6 +111,7 @@ class PlanSummary:
         statistics: the manifest's.
         compression: "GZIP", "ZLIB" or "".
         num_records: of all splits.
+        num_rejected: rows left out.
         shard_splits: the split of each shard.
         notices: sentences that the user should read.
     """
@@ -89,6 +120,7 @@ class PlanSummary:
     statistics: dict[str, Any]
     compression: str
     num_records: int
+    num_rejected: int
     shard_splits: tuple[str, ...]
     notices: tuple[str, ...]
 
@@ -104,6 +136,7 @@ class PlanSummary:
             statistics=obj["statistics"],
             compression=obj["compression"],
             num_records=obj["num_records"],
+            num_rejected=obj["num_rejected"],
             shard_splits=tuple(obj["shard_splits"]),
             notices=tuple(obj["notices"]),
         )
@@ -116,7 +149,7 @@ class Plan:
     Attributes:
         schema: of the examples.
         layout: the source columns of each feature, and their dtypes.
-        wishes: what to read, one a source column.
+        wishes: what to read of the source.
         statistics: the manifest's.
         compression: "GZIP", "ZLIB" or "".
         level: of the compression.
@@ -127,12 +160,13 @@ class Plan:
         ranks: int64[input splits, splits], for an unshuffled dataset of several splits:
             records of each split before each input split.
         shards: of all splits.
+        rejected: rows left out: their numbers (int64[]), by the index of their input split.
         notices: sentences that the user should read.
     """
 
     schema: Schema
     layout: Layout
-    wishes: tuple[Wish, ...]
+    wishes: Wishes
     statistics: dict[str, Any]
     compression: str
     level: int
@@ -142,7 +176,8 @@ class Plan:
     split_edges: np.ndarray
     ranks: np.ndarray | None
     shards: tuple[ShardPlan, ...]
-    notices: tuple[str, ...] = field(default=())
+    rejected: Mapping[int, np.ndarray] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
 
     @property
     def num_records(self) -> int:
@@ -155,6 +190,7 @@ class Plan:
             statistics=self.statistics,
             compression=self.compression,
             num_records=self.num_records,
+            num_rejected=sum(map(len, self.rejected.values())),
             shard_splits=tuple(shard.split for shard in self.shards),
             notices=self.notices,
         )
@@ -187,40 +223,67 @@ class Plan:
 
 
 def merge_scans(
-    source: Source, splits: Sequence[InputSplit], scans: Sequence[SplitScan]
-) -> list[ColumnSummary]:
+    request: Request, source: Source, splits: Sequence[InputSplit], scans: Sequence[SplitScan]
+) -> tuple[dict[str, ColumnSummary], list[Reject]]:
     """Merges the scans of all splits in their order.
 
     Args:
+        request: how many rows may be left out.
         source: that was scanned.
         splits: as planned.
         scans: one a split, in the same order.
 
     Returns:
-        One summary a column.
+        One summary a column, in the order of their appearance, and the rows that are left out.
 
     Raises:
-        RecordError: the first row of the input that can't be taken; or no records at all.
+        RecordError: the first row of the input that can't be taken, if all must be; more of them than
+            allowed; or no records at all.
     """
+    merged: dict[str, ColumnSummary] = {}
+    rejects: list[Reject] = []
     rows_before: dict[int, int] = {}
+    records = 0
     for split, scan in zip(splits, scans, strict=True):
-        if scan.bad is not None:
-            origin = source.origin(split, rows_before.get(split.file, 0) + scan.bad.row)
-            raise RecordError(f"{scan.bad.problem} ({origin}). {scan.bad.remedy}")
-        rows_before[split.file] = rows_before.get(split.file, 0) + scan.source_rows
-    if not sum(scan.rows for scan in scans):
+        before = rows_before.get(split.file, 0)
+        for bad in scan.bad:
+            origin = bad.origin or source.origin(split, before + bad.row)
+            if bad.fatal or not request.scan_limit:
+                raise RecordError(f"{bad.problem} ({origin}). {bad.remedy}")
+            rejects.append(
+                Reject(split=split.index, row=bad.row, origin=origin, reason=bad.problem, raw=bad.raw)
+            )
+            if len(rejects) > request.scan_limit:
+                raise _too_many(request, rejects, None)
+        rows_before[split.file] = before + scan.source_rows
+        for name in (merged | scan.columns) if scan.rows else ():
+            earlier = merged.get(name) or ColumnSummary.absent(records)
+            merged[name] = earlier.merge(scan.columns.get(name) or ColumnSummary.absent(scan.rows))
+        records += scan.rows
+    if request.max_rejected_fraction is not None:
+        total = records + len(rejects)
+        if len(rejects) > request.max_rejected_fraction * total:
+            raise _too_many(request, rejects, total)
+    if not records:
         names = ", ".join(file.path for file in source.files[:3])
         raise RecordError(f"the input must hold at least one record, got none ({names}).")
-    merged = [ColumnSummary() for _ in source.columns]
-    for scan in scans:
-        if scan.columns:
-            merged = [a.merge(b) for a, b in zip(merged, scan.columns, strict=True)]
-    return merged
+    return merged, rejects
+
+
+def _too_many(request: Request, rejects: Sequence[Reject], total: int | None) -> RecordError:
+    allowed = f"{request.scan_limit}"
+    if request.max_rejected_fraction is not None and total is not None:
+        allowed = f"{request.max_rejected_fraction:.6%}".rstrip("%").rstrip("0").rstrip(".") + f"% of {total}"
+    last = rejects[-1]
+    return RecordError(
+        f"at most {allowed} rows may be rejected, got {len(rejects)}{'' if total else ' before the end'}, the last: "
+        f"{last.reason} ({last.origin}). Correct the input, or allow more (--max-rejected)."
+    )
 
 
 def make_plan(
     request: Request, source: Source, splits: Sequence[InputSplit], scans: Sequence[SplitScan]
-) -> Plan:
+) -> tuple[Plan, list[Reject]]:
     """Decides all that pass 2 needs to know.
 
     Args:
@@ -230,22 +293,23 @@ def make_plan(
         scans: one a split, in the same order.
 
     Returns:
-        The plan; its compression is still "auto" if that was asked for.
+        The plan, whose compression is still "auto" if that was asked for, and the rows left out.
 
     Raises:
         RecordError: a row that can't be taken, or none.
         SchemaError: the declared schema and the source disagree.
         UsageError: a split would get no record.
     """
-    summaries = merge_scans(source, splits, scans)
-    layout, notices = build_layout(request.packs, request.declared, source.columns, summaries)
-    narrowed: dict[str, int] = {}
-    for scan in scans:
-        for name, count in scan.narrowed.items():
-            narrowed[name] = narrowed.get(name, 0) + count
-    statistics = layout.statistics(source.columns, summaries)
-    for name, columns in layout.columns.items():
-        if count := sum(narrowed.get(column, 0) for column in columns):
+    scanned, rejects = merge_scans(request, source, splits, scans)
+    if request.declared is None:
+        columns = resolve_columns(source.columns, scanned)
+    else:  # shapes were checked value by value
+        columns = list(source.columns or (SourceColumn(name=name, shape=None) for name in scanned))
+    layout, notices = build_layout(request.packs, request.declared, columns, scanned)
+    summaries = feature_summaries(layout.columns, scanned)
+    statistics = _statistics(layout, columns, summaries)
+    for name, names in layout.columns.items():
+        if count := sum(scan.narrowed.get(column, 0) for scan in scans for column in names):
             statistics[name]["narrowed"] = count
             notices.append(
                 f"{name}: {count} values lost digits in the declared {layout.schema.features[name].dtype}"
@@ -264,10 +328,7 @@ def make_plan(
     ranks = None
     if not request.shuffle and len(sizes) > 1:
         ranks = _ranks(first_index, num_records, request.seed, edges)
-    text_bytes = {
-        name: statistics[name]["mean_bytes"] for name in statistics if "mean_bytes" in statistics[name]
-    }
-    record_bytes = estimate_bytes(layout.schema, text_bytes)
+    record_bytes = estimate_bytes(layout.schema, _payload_bytes(layout, summaries, num_records))
     shards: list[ShardPlan] = []
     for k, name in enumerate(names):
         count = num_shards(request, sizes[k], record_bytes)
@@ -279,10 +340,13 @@ def make_plan(
             parts = max(1, -(-size * record_bytes // BUCKET_BYTES))
             part_edges = bounds(size, min(parts, size)) + cuts[i]
             shards.append(ShardPlan(split=name, index=i, num_shards=count, edges=tuple(part_edges.tolist())))
-    return Plan(
+    rejected: dict[int, list[int]] = {}
+    for reject in rejects:
+        rejected.setdefault(reject.split, []).append(reject.row)
+    plan = Plan(
         schema=layout.schema,
         layout=layout,
-        wishes=tuple(layout.wishes(source.columns)),
+        wishes=layout.wishes(),
         statistics=statistics,
         compression=request.compression,
         level=request.level,
@@ -292,8 +356,37 @@ def make_plan(
         split_edges=edges,
         ranks=ranks,
         shards=tuple(shards),
+        rejected={split: np.array(rows, np.int64) for split, rows in rejected.items()},
         notices=tuple(notices),
     )
+    return plan, rejects
+
+
+def _statistics(
+    layout: Layout, columns: Sequence[SourceColumn], summaries: Mapping[str, ColumnSummary]
+) -> dict[str, dict[str, Any]]:
+    """The manifest's statistics, one object a feature."""
+    units = {column.name: column.unit for column in columns}
+    result = {}
+    for name, names in layout.columns.items():
+        result[name] = summaries[name].statistics(layout.schema.features[name].dtype)
+        if unit := units[names[0]]:
+            result[name]["unit"] = unit
+    return result
+
+
+def _payload_bytes(
+    layout: Layout, summaries: Mapping[str, ColumnSummary], num_records: int
+) -> dict[str, float]:
+    """Mean bytes a record of each feature whose size differs between records."""
+    result = {}
+    for name, feature in layout.schema.features.items():
+        if feature.decoded_bytes is None:
+            values = summaries[name].rows - summaries[name].nulls("bytes")
+            mean = summaries[name].mean_text_bytes
+            size = mean if feature.dtype in TEXT_DTYPES else ITEMSIZE_BYTES[feature.dtype]
+            result[name] = size * values / num_records
+    return result
 
 
 def num_shards(request: Request, num_records: int, record_bytes: int) -> int:

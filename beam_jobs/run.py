@@ -27,7 +27,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from beam_jobs.outcome import Failure, load, save
 from beam_jobs.plan import Plan, PlanSummary, Request
 from beam_jobs.scan import MakePlan, ScanSplit, read_plan
-from beam_jobs.sources import InputSplit, Source, Wish
+from beam_jobs.sources import InputSplit, Source, Wishes
 from beam_jobs.write import EncodeSplit, WriteShard
 from tfpipe.errors import TfpipeError
 from tfpipe.manifest import Shard
@@ -46,8 +46,9 @@ class SaveResults(beam.DoFn):
     def __init__(self, staging: str) -> None:
         self.staging = staging
 
-    def process(self, results: list[tuple[int, Shard | Failure]]) -> None:
+    def process(self, results: list[tuple[int, Shard | Failure]]) -> Iterator[None]:
         """All (shard's index, Shard | Failure) -> nothing."""
+        yield from ()  # Beam takes nothing but an iterable for what a DoFn gives
         ordered = sorted(results, key=lambda item: item[0])
         failures = [result for _, result in ordered if isinstance(result, Failure)]
         shards = [dataclasses.asdict(result) for _, result in ordered if isinstance(result, Shard)]
@@ -60,8 +61,9 @@ class SavePlanFailure(beam.DoFn):
     def __init__(self, staging: str) -> None:
         self.staging = staging
 
-    def process(self, plan: Plan | Failure) -> None:
+    def process(self, plan: Plan | Failure) -> Iterator[None]:
         """Plan | Failure -> nothing."""
+        yield from ()
         if isinstance(plan, Failure):
             save(self.staging, PLAN_FAILURE, dataclasses.asdict(plan))
 
@@ -71,7 +73,7 @@ def build(
     *,
     source: Source,
     splits: Sequence[InputSplit],
-    wishes: Sequence[Wish],
+    wishes: Wishes,
     request: Request,
     staging: str,
 ) -> None:
@@ -88,7 +90,8 @@ def build(
     inputs = pipeline | "CreateSplits" >> beam.Create(splits) | "SpreadSplits" >> beam.Reshuffle()
     plan = (
         inputs
-        | "ScanSplit" >> beam.ParDo(ScanSplit(source, wishes, staging))  # (index, SplitScan | Failure)
+        | "ScanSplit"
+        >> beam.ParDo(ScanSplit(source, wishes, request.scan_limit, staging))  # (index, SplitScan | Failure)
         | "CollectScans" >> beam.combiners.ToList()
         | "MakePlan" >> beam.ParDo(MakePlan(request, source, splits, staging))  # Plan | Failure
     )
@@ -107,7 +110,7 @@ def run(
     *,
     source: Source,
     splits: Sequence[InputSplit],
-    wishes: Sequence[Wish],
+    wishes: Wishes,
     request: Request,
     staging: str,
     beam_args: Sequence[str],

@@ -8,17 +8,19 @@ Nothing is written before the plan is known, except the run's own progress marks
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import apache_beam as beam
 
 from beam_jobs.outcome import Failure, guarded, has_failed, load, save
-from beam_jobs.plan import Plan, PlanSummary, Request, make_plan
-from beam_jobs.sources import InputSplit, Source, Wish
+from beam_jobs.plan import Plan, PlanSummary, Reject, Request, make_plan
+from beam_jobs.sources import InputSplit, Source, Wishes
 from beam_jobs.sources.summary import SplitScan
 
 PLAN = "plan.json"
+REJECTED = "rejected.jsonl"
 # A sample that compresses to more than this part of its size is not worth it.
 COMPRESSION_PAYS = 0.9
 _SAMPLE_ROWS = 1000
@@ -29,17 +31,18 @@ class ScanSplit(beam.DoFn):
 
     Args:
         source: to read.
-        wishes: what to check, one a column.
+        wishes: what to check.
+        max_rejected: rows of a split that can't be taken before the rest need not be looked at.
         staging: the run's own directory.
     """
 
-    def __init__(self, source: Source, wishes: Sequence[Wish], staging: str) -> None:
-        self.source, self.wishes, self.staging = source, wishes, staging
+    def __init__(self, source: Source, wishes: Wishes, max_rejected: int, staging: str) -> None:
+        self.source, self.wishes, self.max_rejected, self.staging = source, wishes, max_rejected, staging
 
     @guarded(lambda split, failure: (split.index, failure))
     def process(self, split: InputSplit) -> Iterator[tuple[int, SplitScan | Failure]]:
         """InputSplit -> (its index, what was found)."""
-        scan = self.source.scan(split, self.wishes)
+        scan = self.source.scan(split, self.wishes, self.max_rejected)
         mark(self.staging, "scan", split.index, scan.rows)
         yield split.index, scan
 
@@ -72,9 +75,10 @@ class MakePlan(beam.DoFn):
             if isinstance(scan, Failure):
                 return scan
             before.append(scan)
-            if scan.bad is not None:
+            if scan.bad and (scan.bad[-1].fatal or len(scan.bad) > self.request.scan_limit):
                 break
-        plan = make_plan(self.request, self.source, self.splits[: len(before)], before)
+        plan, rejects = make_plan(self.request, self.source, self.splits[: len(before)], before)
+        save_rejects(self.staging, rejects)
         if plan.compression == "auto":
             plan = dataclasses.replace(plan, compression=choose_compression(plan, self.source, self.splits))
         return plan
@@ -97,13 +101,21 @@ def choose_compression(plan: Plan, source: Source, splits: Sequence[InputSplit])
 
     before = after = 0
     for split in {0: splits[0], len(splits) // 2: splits[len(splits) // 2]}.values():
-        for batch in source.read(split, plan.wishes):
+        for batch in source.read(split, plan.wishes, plan.rejected.get(split.index, ())):
             sample = plan.layout.assemble(batch.slice(0, _SAMPLE_ROWS))
             data = encode_batch(sample, plan.schema).data
             before += len(data)
             after += len(isal_zlib.compress(data, 1))
             break
     return "" if before and after > COMPRESSION_PAYS * before else "GZIP"
+
+
+def save_rejects(staging: str, rejects: Sequence[Reject]) -> None:
+    """Leaves the rows that are left out in staging, one JSON object a line."""
+    with open(Path(staging) / REJECTED, "w", encoding="utf-8") as file:
+        for reject in rejects:
+            line = {"origin": reject.origin, "reason": reject.reason, "raw": reject.raw}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def mark(staging: str, stage: str, index: int, rows: int) -> None:

@@ -21,13 +21,13 @@ from typing import Any, BinaryIO
 import apache_beam as beam
 import numpy as np
 
-from beam_jobs.encode import encode_batch
+from beam_jobs.encode import RECORD_MAX_BYTES, Encoded, RecordTooLong, encode_batch
 from beam_jobs.encode_kernels import place_records
 from beam_jobs.outcome import Failure, guarded, has_failed
 from beam_jobs.plan import Plan, ShardPlan
 from beam_jobs.scan import mark
 from beam_jobs.sources import InputSplit, Source
-from tfpipe.errors import OutputError, ShardError
+from tfpipe.errors import OutputError, RecordError, ShardError
 from tfpipe.manifest import Shard, shard_name
 from tfpipe.tfrecord import WINDOW_BITS, read_shard
 
@@ -71,6 +71,7 @@ class EncodeSplit(beam.DoFn):
             return
         piece = Piece(split=split.index)
         starts = np.array([shard.start for shard in plan.shards])
+        rejected = plan.rejected.get(split.index, ())
         rows = offset = 0
         used: set[int] = set()
         counts: list[int] = []
@@ -78,10 +79,10 @@ class EncodeSplit(beam.DoFn):
             open(piece.data_path(self.staging), "wb") as data,
             open(piece.index_path(self.staging), "wb") as index,
         ):
-            for batch in self.source.read(split, plan.wishes):
+            for batch in self.source.read(split, plan.wishes, rejected):
                 places = plan.places(split.index, rows, batch.num_rows)
                 order = np.argsort(places)
-                encoded = encode_batch(plan.layout.assemble(batch), plan.schema, order)
+                encoded = self._encode(plan, split, batch, order, rows)
                 places = places[order]
                 data.write(encoded.data)
                 index.write(places)
@@ -100,6 +101,19 @@ class EncodeSplit(beam.DoFn):
         mark(self.staging, "encode", split.index, rows)
         for shard in sorted(used):
             yield shard, piece
+
+    def _encode(
+        self, plan: Plan, split: InputSplit, batch: Any, order: np.ndarray, rows_before: int
+    ) -> Encoded:
+        try:
+            return encode_batch(plan.layout.assemble(batch), plan.schema, order)
+        except RecordTooLong as error:
+            number = int(plan.first_index[split.index]) + rows_before + error.row + 1
+            path = self.source.origin(split, 1).rpartition(":")[0]
+            raise RecordError(
+                f"an example must have at most {RECORD_MAX_BYTES} bytes, got {error.num_bytes} for record {number} "
+                f"of those kept ({path}). Split it into several, or leave a column out (--schema)."
+            ) from None
 
 
 class WriteShard(beam.DoFn):

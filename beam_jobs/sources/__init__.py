@@ -19,7 +19,7 @@ import gzip
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -92,13 +92,13 @@ class SourceColumn:
     Attributes:
         name: unique.
         dtype: "" where only the values tell (text).
-        shape: of one value; () for a scalar.
+        shape: of one value; () for a scalar, None where only the values tell (lists).
         unit: of a time that became an integer, like "us"; "" for none.
     """
 
     name: str
     dtype: str = ""
-    shape: tuple[int, ...] = ()
+    shape: tuple[int | None, ...] | None = ()
     unit: str = ""
 
 
@@ -109,31 +109,53 @@ class Wish:
     Attributes:
         used: whether it is wanted at all.
         dtype: that it must have; "" for whatever loses nothing.
+        shape: that it must have; None for whatever it has.
         required: whether a null is an error.
         numeric: whether anything but numbers is an error.
     """
 
     used: bool = True
     dtype: str = ""
+    shape: tuple[int | None, ...] | None = None
     required: bool = False
     numeric: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the dataset wants of the source.
+
+    Attributes:
+        columns: by name.
+        others: of every column that is not named.
+    """
+
+    columns: Mapping[str, Wish] = field(default_factory=dict)
+    others: Wish = Wish()
+
+    def of(self, name: str) -> Wish:
+        """What it wants of the column of that name."""
+        return self.columns.get(name, self.others)
+
+
 class Source(Protocol):
-    """What each format's module provides."""
+    """What each format's module provides; `columns` is None where only the records tell."""
 
     format: str
     files: tuple[InputFile, ...]
-    columns: tuple[SourceColumn, ...]
+    columns: tuple[SourceColumn, ...] | None
 
     def plan(self) -> list[InputSplit]:
         """Plans the splits, in the order of the records."""
 
-    def scan(self, split: InputSplit, wishes: Sequence[Wish]) -> Any:
-        """Reads a split and returns its `summary.SplitScan`."""
+    def scan(self, split: InputSplit, wishes: Wishes, max_rejected: int = 0) -> Any:
+        """Reads a split and returns its `summary.SplitScan`; more than `max_rejected` bad rows end it."""
 
-    def read(self, split: InputSplit, wishes: Sequence[Wish]) -> Iterator[Any]:
-        """Yields a split's records as Arrow record batches of the used columns, in dtypes wished."""
+    def read(self, split: InputSplit, wishes: Wishes, rejected: Sequence[int] = ()) -> Iterator[Any]:
+        """Yields a split's records as Arrow record batches of the used columns, in dtypes wished.
+
+        Rows whose number within the split is among `rejected` are left out.
+        """
 
     def origin(self, split: InputSplit, row: int) -> str:
         """Names a row of the split's file, as `file:row`."""

@@ -26,13 +26,14 @@ from beam_jobs.sources import (
     InputSplit,
     SourceColumn,
     SourceOptions,
-    Wish,
+    Wishes,
     damaged_errors,
     open_bytes,
 )
 from beam_jobs.sources import csv_kernels as k
-from beam_jobs.sources.csv_values import ColumnReader, Misfit, TokenBatch
-from beam_jobs.sources.summary import BadRow, SplitScan
+from beam_jobs.sources.bad_rows import RAW_CHARACTERS, BadRow, BadRows, Misfit, accept
+from beam_jobs.sources.csv_values import ColumnReader, TokenBatch
+from beam_jobs.sources.summary import SplitScan
 from tfpipe.errors import RecordError, UsageError
 
 BOM = b"\xef\xbb\xbf"
@@ -67,45 +68,52 @@ class CsvSource:
                 splits.append(InputSplit(index=len(splits), file=index, start=start, stop=stop))
         return splits
 
-    def scan(self, split: InputSplit, wishes: Sequence[Wish]) -> SplitScan:
+    def scan(self, split: InputSplit, wishes: Wishes, max_rejected: int = 0) -> SplitScan:
         """Counts a split's fields; see `Source`."""
-        reader = ColumnReader(wishes)
+        names = [column.name for column in self.columns]
+        reader = ColumnReader(names, [wishes.of(name) for name in names])
         scan = SplitScan(index=split.index)
-        try:
-            for batch in self._batches(split, scan):
-                scan.rows += batch.rows
-                reader.scan(batch)
-        except _BadInput as error:
-            scan.bad = error.bad
-        except Misfit as error:
-            scan.bad = BadRow(
-                row=int(error.number),
-                problem=f"column {self.columns[error.column].name!r} must hold {error.expected}, "
-                f"got {error.found}",
-                remedy=error.remedy,
-            )
-        scan.columns = reader.summaries
-        scan.narrowed = {self.columns[i].name: count for i, count in enumerate(reader.narrowed) if count}
+        info = _start()
+        with BadRows(scan, max_rejected) as bad:
+            for found in self._batches(split, info):
+                if isinstance(found, BadRow):
+                    bad.add(found)
+                else:
+                    accept(found, reader.scan, lambda part, misfit: bad.add(_misfit_row(part, misfit)))
+        scan.rows, scan.source_rows = reader.rows, int(info[0]) - 1
+        scan.columns = dict(zip(names, reader.summaries, strict=True))
+        scan.narrowed = {names[i]: count for i, count in enumerate(reader.narrowed) if count}
         return scan
 
-    def read(self, split: InputSplit, wishes: Sequence[Wish]) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, split: InputSplit, wishes: Wishes, rejected: Sequence[int] = ()
+    ) -> Iterator[pa.RecordBatch]:
         """Yields a split's records; see `Source`."""
-        reader = ColumnReader(wishes)
-        names = [column.name for column, wish in zip(self.columns, wishes, strict=True) if wish.used]
-        for batch in self._batches(split, SplitScan(index=split.index)):
-            yield pa.RecordBatch.from_arrays(reader.read(batch), names=names)
+        names = [column.name for column in self.columns]
+        reader = ColumnReader(names, [wishes.of(name) for name in names])
+        used = [name for name in names if wishes.of(name).used]
+        for found in self._batches(split, _start()):
+            if isinstance(found, BadRow):
+                if found.row not in rejected:
+                    raise RecordError(f"{found.problem} ({self.origin(split, found.row)}). {found.remedy}")
+                continue
+            batch = found.without(rejected)
+            if batch.rows:
+                yield pa.RecordBatch.from_arrays(reader.read(batch), names=used)
 
     def origin(self, split: InputSplit, row: int) -> str:
         """Names a row; see `Source`."""
         return f"{self.files[split.file].path}:{row}"
 
-    def _batches(self, split: InputSplit, scan: SplitScan) -> Iterator[TokenBatch]:
-        """Tokenizes a split block by block; what is left of a row goes before the next block."""
+    def _batches(self, split: InputSplit, info: np.ndarray) -> Iterator[TokenBatch | BadRow]:
+        """Tokenizes a split block by block; what is left of a row goes before the next block.
+
+        `info` tells how far it came: `csv_kernels.tokenize`.
+        """
         rows = max(16, min(BATCH_ROWS, BATCH_FIELDS // len(self.columns)))
         starts = np.empty((len(self.columns), rows), np.int32)
         ends = np.empty_like(starts)
         numbers, lines = np.empty(rows, np.int64), np.empty(rows, np.int64)
-        info = np.array([1, 1, 0], np.int64)
         header = self.header and split.start == 0
         pos = size = 0
         buf = np.empty(0, np.uint8)
@@ -113,28 +121,36 @@ class CsvSource:
             buf = np.concatenate((buf[pos:size], chunk))
             pos, size = 0, len(buf)
             if size > ROW_MAX_BYTES:
-                raise _BadInput(_describe(k.UNTERMINATED, int(info[0]), 0, len(self.columns)))
+                yield _describe(k.UNTERMINATED, info, buf[:RAW_CHARACTERS], len(self.columns))
+                return
             while True:
                 begin = pos
                 count, pos, code = k.tokenize(
                     buf, pos, size, final, self.delimiter, starts, ends, numbers, lines, info
                 )
-                scan.source_rows = int(info[0]) - 1
                 first = int(header and count > 0)
                 header = header and not count
                 if count > first:
                     yield TokenBatch(
                         buf=buf,
-                        starts=starts[:, first:],
-                        ends=ends[:, first:],
-                        numbers=numbers[first:],
+                        starts=starts[:, first:count],
+                        ends=ends[:, first:count],
+                        numbers=numbers[first:count],
                         rows=count - first,
                         first_byte=begin,
                         last_byte=pos,
                     )
                 if code != k.OK:
-                    raise _BadInput(_describe(code, int(numbers[count]), int(info[2]), len(self.columns)))
-                if count < rows:
+                    end = _row_end(buf[:size], int(info[3])) if code == k.AFTER_QUOTE else int(info[3])
+                    if end < 0 and not final:
+                        break  # its end is in a block to come
+                    end = size if end < 0 else end
+                    yield _describe(code, info, buf[pos:end], len(self.columns))
+                    if code == k.UNTERMINATED:
+                        return
+                    info[:2] += 1
+                    pos = end
+                elif count < rows:
                     break
 
     def _chunks(self, split: InputSplit) -> Iterator[tuple[np.ndarray, bool]]:
@@ -163,31 +179,58 @@ class CsvSource:
             ) from None
 
 
-class _BadInput(Exception):
-    """Carries a row that is no row of this CSV."""
-
-    def __init__(self, bad: BadRow) -> None:
-        super().__init__(bad)
-        self.bad = bad
+def _start() -> np.ndarray:
+    """What `csv_kernels.tokenize` counts on from: the first row, on the first line."""
+    return np.array([1, 1, 0, 0], np.int64)
 
 
-def _describe(code: int, number: int, found: int, num_columns: int) -> BadRow:
+def _row_end(buf: np.ndarray, start: int) -> int:
+    """Where the row after a stray quote ends, as if no more of its fields were quoted; -1 if not here."""
+    line_ends = np.flatnonzero((buf[start:] == k.LF) | (buf[start:] == k.CR))
+    if not len(line_ends):
+        return -1
+    end = start + int(line_ends[0])
+    if buf[end] == k.LF:
+        return end + 1
+    if end + 1 == len(buf):
+        return -1
+    return end + (2 if buf[end + 1] == k.LF else 1)
+
+
+def _describe(code: int, info: np.ndarray, text: np.ndarray, num_columns: int) -> BadRow:
+    """Describes what is no row: its number and its fields as `tokenize` left them in `info`."""
+    raw = text[: 4 * RAW_CHARACTERS].tobytes().decode(errors="replace").rstrip("\r\n")[:RAW_CHARACTERS]
+    row = int(info[0])
     if code == k.RAGGED:
         return BadRow(
-            row=number,
-            problem=f"every row must have {num_columns} fields, got {found}",
+            row=row,
+            problem=f"every row must have {num_columns} fields, got {info[2]}",
             remedy="Correct the row; a field that holds the delimiter must be quoted (see --delimiter).",
+            raw=raw,
         )
     if code == k.AFTER_QUOTE:
         return BadRow(
-            row=number,
+            row=row,
             problem="a closing quote must end its field, got text after it",
             remedy='Double the quotes inside a quoted field ("").',
+            raw=raw,
         )
     return BadRow(
-        row=number,
+        row=row,
         problem=f"a quoted field must be closed within {ROW_MAX_BYTES >> 20} MiB, got no closing quote",
         remedy="Close it, or double the quote if it is part of the text.",
+        raw=raw,
+        fatal=True,  # all that follows is inside the quote
+    )
+
+
+def _misfit_row(batch: TokenBatch, misfit: Misfit) -> BadRow:
+    """Describes the one row of a batch."""
+    return BadRow(
+        row=int(batch.numbers[0]),
+        problem=f"column {misfit.column!r} must hold {misfit.expected}, got {misfit.found}",
+        remedy=misfit.remedy,
+        raw=batch.raw(0),
     )
 
 

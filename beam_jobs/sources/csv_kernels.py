@@ -83,7 +83,8 @@ def tokenize(buf, pos, size, final, delimiter, starts, ends, numbers, lines, inf
         ends: int32[columns, rows], receives their ends and flags.
         numbers: int64[rows], receives each row's number, blank lines counted.
         lines: int64[rows], receives the line each row starts on.
-        info: int64[4]; in and out: next row number, next line; out: fields of a ragged row.
+        info: int64[4]; in and out: next row number, next line; out, where it stopped at a row that
+            is none: its fields, and how far it was read.
 
     Returns:
         (rows, position after the last whole row, what stopped it).
@@ -167,6 +168,7 @@ def tokenize(buf, pos, size, final, delimiter, starts, ends, numbers, lines, inf
             code = RAGGED
             info[2] = column
         if code != OK:
+            info[3] = min(at, size)
             break
         row += 1
         number += 1

@@ -6,6 +6,8 @@ can't do, correct rounding of numbers with many digits, goes through Arrow's par
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ import pyarrow.compute as pc
 from beam_jobs.sources import Wish
 from beam_jobs.sources import csv_columns as c
 from beam_jobs.sources import csv_kernels as k
+from beam_jobs.sources.bad_rows import RAW_CHARACTERS, Misfit
 from beam_jobs.sources.summary import ColumnSummary
 
 _SHOWN = 60
@@ -51,6 +54,31 @@ class TokenBatch:
         field = self.buf[self.starts[column, row] : end >> 2].tobytes()
         return field.replace(b'""', b'"') if end & k.ESCAPED else field
 
+    def take(self, kept: np.ndarray) -> TokenBatch:
+        """Some of its rows (int64[]), in order."""
+        return dataclasses.replace(
+            self, starts=self.starts[:, kept], ends=self.ends[:, kept], numbers=self.numbers[kept],
+            rows=len(kept),
+        )  # fmt: skip
+
+    def halves(self) -> tuple[TokenBatch, TokenBatch]:
+        """The first and the second half of its rows."""
+        first, second = np.array_split(np.arange(self.rows), 2)
+        return self.take(first), self.take(second)
+
+    def without(self, numbers: Sequence[int]) -> TokenBatch:
+        """The batch without the rows of those numbers."""
+        if not len(numbers):
+            return self
+        return self.take(np.flatnonzero(~np.isin(self.numbers[: self.rows], numbers)))
+
+    def raw(self, row: int) -> str:
+        """A row's text as it was written, shortened."""
+        first, last = int(self.starts[0, row]), int(self.ends[-1, row])
+        first -= int(self.ends[0, row]) & k.QUOTED
+        text = self.buf[first : (last >> 2) + (last & k.QUOTED)][: 4 * RAW_CHARACTERS]
+        return text.tobytes().decode(errors="replace")[:RAW_CHARACTERS]
+
     def is_utf8(self) -> bool:
         content = self.buf[self.first_byte : self.last_byte].tobytes()
         if content.isascii():
@@ -62,61 +90,58 @@ class TokenBatch:
         return True
 
 
-class Misfit(Exception):
-    """A field that does not fit what its column must hold."""
-
-    def __init__(self, number: int, column: int, expected: str, found: str, remedy: str) -> None:
-        super().__init__(number, column, expected, found, remedy)
-        self.number, self.column, self.expected = number, column, expected
-        self.found, self.remedy = found, remedy
-
-
 class ColumnReader:
     """Summarizes or reads batches, as wished.
 
     Args:
+        names: of the columns.
         wishes: one a column.
 
     Attributes:
         summaries: one a column, of all batches scanned.
+        rows: of all batches scanned.
         narrowed: per column, values that a float32 or float16 that was asked for shortened.
     """
 
-    def __init__(self, wishes: Sequence[Wish]) -> None:
-        self.wishes = wishes
+    def __init__(self, names: Sequence[str], wishes: Sequence[Wish]) -> None:
+        self.names, self.wishes = names, wishes
         self.summaries = [ColumnSummary() for _ in wishes]
         self.narrowed = [0] * len(wishes)
+        self.rows = 0
 
     def scan(self, batch: TokenBatch) -> None:
-        """Adds a batch to the summaries.
+        """Adds a batch to the summaries, or leaves them as they are.
 
         Raises:
-            Misfit: the batch's first row with a field that does not fit.
+            Misfit: a field that does not fit.
         """
-        misfits: list[Misfit] = []
+        before = copy.deepcopy(self.summaries), list(self.narrowed)
+        try:
+            self._scan(batch)
+        except Misfit:
+            self.summaries, self.narrowed = before
+            raise
+        self.rows += batch.rows
+
+    def _scan(self, batch: TokenBatch) -> None:
         utf8 = batch.is_utf8()
         for column, wish in enumerate(self.wishes):
             if not wish.used:
                 continue
             self._summarize(batch, column)
-            try:
-                if wish.numeric:
-                    row = c.first_of_kinds(
-                        batch.buf, batch.starts[column], batch.ends[column], batch.rows, _NOT_NUMBERS
-                    )
-                    if row >= 0:
-                        raise self._misfit(batch, column, row, "numbers, since it is packed")
-                if wish.dtype:
-                    lossy = self.summaries[column].counts[c.LOSSY32]
-                    self._read_column(batch, column)
-                    if wish.dtype == "float32":
-                        self.narrowed[column] = int(lossy)
-                if not utf8 and wish.dtype != "bytes":
-                    self._check_utf8(batch, column)
-            except Misfit as misfit:
-                misfits.append(misfit)
-        if misfits:
-            raise min(misfits, key=lambda misfit: (misfit.number, misfit.column))
+            if wish.numeric:
+                row = c.first_of_kinds(
+                    batch.buf, batch.starts[column], batch.ends[column], batch.rows, _NOT_NUMBERS
+                )
+                if row >= 0:
+                    raise self._misfit(batch, column, row, "numbers, since it is packed")
+            if wish.dtype:
+                lossy = self.summaries[column].counts[c.LOSSY32]
+                self._read_column(batch, column)
+                if wish.dtype == "float32":
+                    self.narrowed[column] = int(lossy)
+            if not utf8 and wish.dtype != "bytes":
+                self._check_utf8(batch, column)
 
     def read(self, batch: TokenBatch) -> list[pa.Array]:
         """The used columns' values, in the dtypes wished.
@@ -225,7 +250,7 @@ class ColumnReader:
             remedy = 'Fill it in, or declare "nullable": true (--schema).'
         elif expected.startswith("numbers"):
             remedy = "Fill it in, or leave the column out of --pack."
-        return Misfit(int(batch.numbers[row]), column, expected, found, remedy)
+        return Misfit(int(batch.numbers[row]), self.names[column], expected, found, remedy)
 
 
 def to_array(values: np.ndarray, valid: np.ndarray | None) -> pa.Array:

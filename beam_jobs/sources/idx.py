@@ -25,10 +25,11 @@ from beam_jobs.sources import (
     InputFile,
     InputSplit,
     SourceColumn,
+    Wishes,
     damaged_errors,
     open_bytes,
 )
-from beam_jobs.sources.typed import TypedSource
+from beam_jobs.sources.typed import Batch, TypedSource
 from tfpipe.errors import RecordError
 
 DTYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
@@ -84,15 +85,21 @@ class IdxSource(TypedSource):
         """Names a record, the first is 1; see `Source`."""
         return f"{self.files[self.groups[split.file][0].file].path}:{row}"
 
-    def batches(self, split: InputSplit) -> Iterator[list[pa.Array]]:
-        """Yields a split's columns; see `TypedSource`."""
+    def batches(self, split: InputSplit, wishes: Wishes) -> Iterator[Batch]:
+        """Yields a split batch by batch; see `TypedSource`."""
         group = self.groups[split.file]
         step = max(1, BATCH_BYTES // max(1, sum(array.record_bytes for array in group)))
         streams = [self._open(array, split.start) for array in group]
         try:
             for start in range(split.start, split.stop, step):
                 count = min(step, split.stop - start)
-                yield [self._read(*pair, count) for pair in zip(group, streams, strict=True)]
+                arrays = [self._read(*pair, count) for pair in zip(group, streams, strict=True)]
+                done = start - split.start
+                yield Batch(
+                    columns={column.name: array for column, array in zip(self.columns, arrays, strict=True)},
+                    numbers=np.arange(done + 1, done + count + 1),
+                    last=done + count,
+                )
             if split.stop == group[0].num_records:
                 for array, stream in zip(group, streams, strict=True):
                     self._check_end(array, stream)
@@ -231,4 +238,4 @@ def _column(array: IdxArray) -> SourceColumn:
 
 
 def _names(columns: Sequence[SourceColumn]) -> str:
-    return " and ".join(f"{c.name} ({c.dtype} {list(c.shape)})" for c in columns)
+    return " and ".join(f"{c.name} ({c.dtype} {list(c.shape or ())})" for c in columns)

@@ -8,8 +8,9 @@
     date, time, timestamp, duration        int64 in the type's own unit, named in the statistics
     decimal                                string, every digit kept
 
-A column of another type (list, struct, map, ...) is refused by name before anything is
-written. A null is an absent feature, never 0.
+A list of these, or of lists of one length, becomes a tensor of the list's own type, of unknown
+length where records differ. A column of another type (struct, map, ...) is refused by name
+before anything is written. A null is an absent feature, never 0.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn
-from beam_jobs.sources.typed import TypedSource
+from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn, Wishes
+from beam_jobs.sources.fit import dtype_of, is_list, list_lengths
+from beam_jobs.sources.typed import Batch, TypedSource
 from tfpipe.errors import RecordError
 
 BATCH_ROWS = 1 << 15
+BATCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +56,25 @@ class ParquetSource(TypedSource):
         """Names a row; see `Source`."""
         return f"{self.files[split.file].path}:{row}"
 
-    def batches(self, split: InputSplit) -> Iterator[list[pa.Array]]:
-        """Yields a split's columns; see `TypedSource`."""
+    def batches(self, split: InputSplit, wishes: Wishes) -> Iterator[Batch]:
+        """Yields a split batch by batch; see `TypedSource`."""
         path = self.files[split.file].path
+        names = [column.name for column in self.columns if wishes.of(column.name).used]
+        groups = list(range(split.start, split.stop))
+        done = 0
         try:
             with pq.ParquetFile(path) as file:
-                groups = list(range(split.start, split.stop))
+                metadata = [file.metadata.row_group(group) for group in groups]
+                num_bytes = max(group.total_byte_size // max(group.num_rows, 1) for group in metadata)
+                rows = max(1, min(BATCH_ROWS, BATCH_BYTES // max(num_bytes, 1)))
                 # One thread: the other cores have splits of their own.
-                for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, use_threads=False):
-                    yield [_convert(array) for array in batch.columns]
+                for batch in file.iter_batches(rows, row_groups=groups, columns=names, use_threads=False):
+                    yield Batch(
+                        columns={name: _convert(batch.column(name)) for name in names},
+                        numbers=np.arange(done + 1, done + batch.num_rows + 1),
+                        last=done + batch.num_rows,
+                    )
+                    done += batch.num_rows
         except (OSError, pa.ArrowException) as error:
             raise RecordError(f"a Parquet file must be readable to its end, got {error} ({path}).") from None
 
@@ -108,43 +122,55 @@ def open_parquet(files: Sequence[InputFile]) -> ParquetSource:
 
 
 def _column(field: pa.Field, path: str) -> SourceColumn:
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    kind, nested = field.type, is_list(field.type)
+    while is_list(kind):
+        kind = kind.value_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    dtype, unit = _dtype(kind, nested)
+    if not dtype:
+        raise RecordError(
+            f"a column's type must have a form without loss in an example, got {field.type} for column "
+            f"{field.name!r} ({path}). Leave the column out, or flatten it into columns of its own."
+        )
+    return SourceColumn(name=field.name, dtype=dtype, shape=None if nested else (), unit=unit)
+
+
+def _dtype(kind: pa.DataType, nested: bool) -> tuple[str, str]:
+    """The feature dtype of a type of single values, "" for none, and the unit of a time."""
     is_a = pa.types
-    if is_a.is_boolean(kind):
-        return SourceColumn(name=field.name, dtype="bool")
-    if is_a.is_uint64(kind):
-        return SourceColumn(name=field.name, dtype="uint64")
     if is_a.is_integer(kind):
-        return SourceColumn(name=field.name, dtype="int64")
-    if is_a.is_float16(kind) or is_a.is_float32(kind):
-        return SourceColumn(name=field.name, dtype="float32")
-    if is_a.is_float64(kind):
-        return SourceColumn(name=field.name, dtype="float64")
-    if is_a.is_string(kind) or is_a.is_large_string(kind) or is_a.is_decimal(kind):
-        return SourceColumn(name=field.name, dtype="string")
-    if is_a.is_binary(kind) or is_a.is_large_binary(kind) or is_a.is_fixed_size_binary(kind):
-        return SourceColumn(name=field.name, dtype="bytes")
-    if is_a.is_date32(kind):
-        return SourceColumn(name=field.name, dtype="int64", unit="day")
-    if is_a.is_date64(kind):
-        return SourceColumn(name=field.name, dtype="int64", unit="ms")
+        return (str(kind) if nested or is_a.is_uint64(kind) else "int64"), ""
+    if is_a.is_float16(kind):
+        return ("float16" if nested else "float32"), ""
+    if is_a.is_decimal(kind):
+        return "string", ""
+    if is_a.is_fixed_size_binary(kind):
+        return "bytes", ""
+    if is_a.is_date(kind):
+        return "int64", "day" if is_a.is_date32(kind) else "ms"
     if is_a.is_timestamp(kind) or is_a.is_time(kind) or is_a.is_duration(kind):
-        return SourceColumn(name=field.name, dtype="int64", unit=kind.unit)
-    raise RecordError(
-        f"a column's type must have a form without loss in an example, got {field.type} for column "
-        f"{field.name!r} ({path}). Leave the column out, or flatten it into columns of its own."
-    )
+        return "int64", kind.unit
+    return dtype_of(kind), ""
 
 
-def _convert(array: pa.Array) -> pa.Array:
+def _convert(array: pa.Array, nested: bool = False) -> pa.Array:
     """Brings an array to one of the few types that the encoder takes, exactly."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     kind = array.type
-    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
-        return array.cast(pa.int64())
+    if is_list(kind):
+        lengths = list_lengths(array)
+        mask = array.is_null() if array.null_count else None
+        return pa.ListArray.from_arrays(
+            pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32()),
+            _convert(array.flatten(), nested=True),
+            mask=mask,
+        )
+    if pa.types.is_dictionary(kind):
+        return _convert(array.dictionary_decode(), nested)
+    if pa.types.is_integer(kind):
+        return array if nested or pa.types.is_uint64(kind) else array.cast(pa.int64())
     if pa.types.is_float16(kind):
-        return array.cast(pa.float32())
+        return array if nested else array.cast(pa.float32())
     if pa.types.is_decimal(kind):
         return array.cast(pa.string())
     if pa.types.is_fixed_size_binary(kind):

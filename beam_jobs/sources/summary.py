@@ -6,7 +6,6 @@ read it; summaries merge in split order, so the result never depends on who read
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from beam_jobs.sources.bad_rows import BadRow
 from beam_jobs.sources.csv_columns import INEXACT64, INFINITE, LOSSY32, NUM_COUNTS, TEXT_BYTES, TEXT_MAX
 from beam_jobs.sources.csv_kernels import BIG, BOOL, EMPTY, FLOAT, INT, NA, NAN, TEXT
 
@@ -30,6 +30,8 @@ def _no_counts() -> np.ndarray:
 class ColumnSummary:
     """Counts of one column.
 
+    A column of lists is counted by the values in them; EMPTY counts the rows without a list.
+
     Attributes:
         counts: by kind of field and more, as `csv_columns.scan_column` fills them.
         dtype: of the source where it has types of its own; "" for text.
@@ -38,6 +40,8 @@ class ColumnSummary:
         low: the lowest finite number.
         high: the highest finite number.
         total: the sum of the finite numbers.
+        shape: of the values so far, None for a dimension that differs; None before the first value.
+        quoted: whether the source tells text from numbers (JSON), so that a column can't hold both.
     """
 
     counts: np.ndarray = field(default_factory=_no_counts)
@@ -47,6 +51,8 @@ class ColumnSummary:
     low: float = math.inf
     high: float = -math.inf
     total: float = 0.0
+    shape: tuple[int | None, ...] | None = None
+    quoted: bool = False
 
     def merge(self, other: ColumnSummary) -> ColumnSummary:
         """The summary of both, this one's rows first."""
@@ -61,7 +67,16 @@ class ColumnSummary:
             low=min(self.low, other.low),
             high=max(self.high, other.high),
             total=self.total + other.total,
+            shape=join_shapes(self.shape, other.shape),
+            quoted=self.quoted or other.quoted,
         )  # fmt: skip
+
+    @classmethod
+    def absent(cls, rows: int) -> ColumnSummary:
+        """Of a column that these rows do not have."""
+        summary = cls()
+        summary.counts[EMPTY] = rows
+        return summary
 
     @property
     def inferred_dtype(self) -> str:
@@ -71,7 +86,8 @@ class ColumnSummary:
         counts = self.counts
         if counts[TEXT] or counts[BIG]:
             return "string"
-        if counts[FLOAT] == 0:
+        # Text says NaN also for "there is none"; a source with types of its own means the float.
+        if counts[FLOAT] == 0 and not (self.quoted and counts[NAN]):
             if counts[INT]:
                 return "int64"
             if counts[BOOL]:
@@ -103,9 +119,8 @@ class ColumnSummary:
         nulls = self.nulls(dtype)
         result: dict[str, Any] = {"nulls": nulls}
         if dtype in ("string", "bytes"):
-            present = self.rows - nulls
             result["max_bytes"] = int(self.counts[TEXT_MAX])
-            result["mean_bytes"] = float(self.counts[TEXT_BYTES] / present) if present else 0.0
+            result["mean_bytes"] = self.mean_text_bytes
             return result
         number = int if dtype in INTEGER_DTYPES or dtype == "bool" else float
         if self.low <= self.high:
@@ -122,7 +137,14 @@ class ColumnSummary:
         return result
 
     @property
+    def mean_text_bytes(self) -> float:
+        """Bytes of a text, on the average over those there are."""
+        present = self.rows - int(self.counts[EMPTY])
+        return float(self.counts[TEXT_BYTES] / present) if present else 0.0
+
+    @property
     def rows(self) -> int:
+        """Values there are, and rows without one."""
         return int(self.counts[:INFINITE].sum())
 
 
@@ -149,6 +171,25 @@ def join_dtypes(a: str, b: str) -> str:
     if low in ("int64", "uint64") and high == "float32":
         return "float64"
     return high
+
+
+# What a column of single values beside lists has for a shape: no feature can take it.
+MIXED: tuple[int | None, ...] = (-1,)
+
+
+def join_shapes(
+    a: tuple[int | None, ...] | None, b: tuple[int | None, ...] | None
+) -> tuple[int | None, ...] | None:
+    """The shape of values of either shape; `MIXED` where they differ in their number of dimensions."""
+    if a is None or b is None or a == b:
+        return b if a is None else a
+    if MIXED in (a, b) or not a or not b:
+        return MIXED
+    if 0 in (a[0], b[0]):  # an empty list has no elements to tell their shape
+        return (None, *max(a[1:], b[1:], key=len))
+    if len(a) != len(b):
+        return MIXED
+    return tuple(size if size == other else None for size, other in zip(a, b, strict=True))
 
 
 def summarize_array(array: pa.Array, dtype: str) -> ColumnSummary:
@@ -202,22 +243,6 @@ def _numpy(array: pa.Array) -> np.ndarray:
     return array.to_numpy(zero_copy_only=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BadRow:
-    """A row that can't be taken.
-
-    Attributes:
-        row: its number in the source file, the first is 1; within the split until the
-            splits before are known.
-        problem: what must hold and what was found.
-        remedy: what to do.
-    """
-
-    row: int
-    problem: str
-    remedy: str
-
-
 @dataclass(kw_only=True)
 class SplitScan:
     """What the scan found in one input split.
@@ -226,19 +251,14 @@ class SplitScan:
         index: the split's.
         rows: records.
         source_rows: rows of the source, records and others (header, blank lines).
-        columns: one summary a column, in the source's order.
-        bad: the first row that can't be taken; then the rest was not looked at.
+        columns: one summary a column, in the order of appearance.
+        bad: rows that can't be taken, ascending; one more than allowed if the rest was not looked at.
         narrowed: per feature, values that a declared dtype shortened.
     """
 
     index: int
     rows: int = 0
     source_rows: int = 0
-    columns: list[ColumnSummary] = field(default_factory=list)
-    bad: BadRow | None = None
+    columns: dict[str, ColumnSummary] = field(default_factory=dict)
+    bad: list[BadRow] = field(default_factory=list)
     narrowed: dict[str, int] = field(default_factory=dict)
-
-
-def replace(scan: SplitScan, **changes: Any) -> SplitScan:
-    """A changed copy."""
-    return dataclasses.replace(scan, **changes)

@@ -1,171 +1,182 @@
-"""Sources whose columns have types of their own (Parquet, IDX): checked against what is wished.
+"""Sources whose values have types of their own (Parquet, JSONL, IDX ...): checked against what is wished.
 
-Comes in: Arrow arrays as the source has them. Goes out: summaries for the scan, or arrays in
-the dtype that the dataset wants. What would lose something is a `Misfit` with its row.
+Comes in: batches of Arrow arrays as the source has them. Goes out: summaries for the scan, or
+arrays in the dtype and shape that the dataset wants. What would lose something is a `Misfit`
+with its row, and its row is left out where the user allowed that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs.sources import InputSplit, SourceColumn, Wish
-from beam_jobs.sources.csv_values import Misfit
-from beam_jobs.sources.summary import BadRow, ColumnSummary, SplitScan, summarize_array
-from tfpipe.schema import TEXT_DTYPES
+from beam_jobs.sources import InputSplit, SourceColumn, Wishes
+from beam_jobs.sources.bad_rows import RAW_CHARACTERS, BadRow, BadRows, Misfit, accept
+from beam_jobs.sources.fit import arrow_type, dtype_of, fit, flatten, is_list, list_lengths
+from beam_jobs.sources.summary import ColumnSummary, SplitScan, summarize_array
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Rows that a source read together.
+
+    Attributes:
+        columns: by name, of equal lengths; single values, or lists of them, of any depth.
+        numbers: int64[n], each row's number within its split, the first is 1.
+        last: the highest number so far, of rows that are no records, too.
+        bad: rows that could not be read, in addition to these.
+        origin: (row within the batch) -> where it is, if its number does not tell.
+    """
+
+    columns: dict[str, pa.Array]
+    numbers: np.ndarray
+    last: int
+    bad: list[BadRow] = field(default_factory=list)
+    origin: Callable[[int], str] | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.numbers)
+
+    def take(self, kept: np.ndarray) -> Batch:
+        """Some of its rows (int64[]), in order."""
+        origin = self.origin
+        return Batch(
+            columns={name: array.take(pa.array(kept)) for name, array in self.columns.items()},
+            numbers=self.numbers[kept],
+            last=self.last,
+            origin=None if origin is None else lambda row: origin(int(kept[row])),
+        )
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """The first and the second half of its rows."""
+        first, second = np.array_split(np.arange(self.rows), 2)
+        return self.take(first), self.take(second)
+
+    def without(self, numbers: Sequence[int]) -> Batch:
+        """The batch without the rows of those numbers."""
+        return self.take(np.flatnonzero(~np.isin(self.numbers, numbers))) if len(numbers) else self
+
+    def raw(self, row: int) -> str:
+        """A row's values as JSON, shortened."""
+        values = {name: _shown(array[row].as_py()) for name, array in self.columns.items()}
+        return json.dumps(values, ensure_ascii=False, default=repr)[:RAW_CHARACTERS]
 
 
 class TypedSource:
     """Scans and reads for a source that yields its columns as Arrow arrays."""
 
-    columns: tuple[SourceColumn, ...]
+    columns: tuple[SourceColumn, ...] | None
 
-    def batches(self, split: InputSplit) -> Iterator[list[pa.Array]]:
-        """Yields a split's columns batch by batch; a tensor column is a fixed-size list."""
+    def batches(self, split: InputSplit, wishes: Wishes) -> Iterator[Batch]:
+        """Yields a split batch by batch; columns that are not wished for may be left out."""
         raise NotImplementedError
 
-    def scan(self, split: InputSplit, wishes: Sequence[Wish]) -> SplitScan:
-        """Summarizes a split's columns up to the first row that can't be taken; see `Source`."""
-        scan = SplitScan(
-            index=split.index, columns=[ColumnSummary(dtype=column.dtype) for column in self.columns]
-        )
-        for arrays in self.batches(split):
-            self._add(scan, arrays, wishes)
-            if scan.bad is not None:
-                break
+    def summarize(self, column: SourceColumn, values: pa.Array) -> ColumnSummary:
+        """Summarizes single values of a column, nulls among them."""
+        return summarize_array(values, dtype_of(values.type) or column.dtype)
+
+    def scan(self, split: InputSplit, wishes: Wishes, max_rejected: int = 0) -> SplitScan:
+        """Summarizes a split's columns up to the first row too many that can't be taken; see `Source`."""
+        scan = SplitScan(index=split.index)
+        known = {column.name: column for column in self.columns or ()}
+        for name, column in known.items():
+            scan.columns[name] = ColumnSummary(dtype=column.dtype, shape=column.shape)
+
+        def take(batch: Batch) -> None:
+            self._add(scan, known, batch, wishes)
+
+        with BadRows(scan, max_rejected) as bad:
+            for batch in self.batches(split, wishes):
+                scan.source_rows = batch.last
+                accept(batch, take, lambda part, misfit: bad.add(_bad_row(part, misfit)))
+                for row in batch.bad:
+                    bad.add(row)
         return scan
 
-    def read(self, split: InputSplit, wishes: Sequence[Wish]) -> Iterator[pa.RecordBatch]:
-        """Yields a split's used columns in the dtypes wished; see `Source`."""
-        used = [i for i, wish in enumerate(wishes) if wish.used]
-        for arrays in self.batches(split):
-            yield pa.RecordBatch.from_arrays(
-                [fit(arrays[i], self.columns[i], wishes[i], position=i)[0] for i in used],
-                names=[self.columns[i].name for i in used],
-            )
+    def read(
+        self, split: InputSplit, wishes: Wishes, rejected: Sequence[int] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields a split's used columns as wished; see `Source`."""
+        used = {name: wish for name, wish in wishes.columns.items() if wish.used}
+        for whole in self.batches(split, wishes):
+            batch = whole.without(rejected)
+            if batch.rows:
+                arrays = [_fitted(batch, name, wishes)[0] for name in used]
+                yield pa.RecordBatch.from_arrays(arrays, names=list(used))
 
-    def _add(self, scan: SplitScan, arrays: Sequence[pa.Array], wishes: Sequence[Wish]) -> None:
-        rows_before = scan.rows
-        scan.rows += len(arrays[0])
-        scan.source_rows = scan.rows
-        for i, (array, column, wish) in enumerate(zip(arrays, self.columns, wishes, strict=True)):
-            if wish.used:
-                try:
-                    _, narrowed = fit(array, column, wish, position=i)
-                except Misfit as error:
-                    scan.bad = BadRow(
-                        row=rows_before + error.number + 1,
-                        problem=f"column {column.name!r} must hold {error.expected}, got {error.found}",
-                        remedy=error.remedy,
-                    )
-                    return
-                if narrowed:
-                    scan.narrowed[column.name] = scan.narrowed.get(column.name, 0) + narrowed
-            scan.columns[i] = scan.columns[i].merge(summarize_array(_flat(array), column.dtype))
+    def _add(self, scan: SplitScan, known: dict[str, SourceColumn], batch: Batch, wishes: Wishes) -> None:
+        """Adds a batch's rows to the scan, or leaves it as it is.
 
+        Raises:
+            Misfit: a row that does not fit.
+        """
+        names = [name for name in _names(batch, known, wishes) if wishes.of(name).used]
+        narrowed = {name: _fitted(batch, name, wishes)[1] for name in names}
+        for name in names:
+            if narrowed[name]:
+                scan.narrowed[name] = scan.narrowed.get(name, 0) + narrowed[name]
+            before = scan.columns.get(name)
+            if before is None:  # the rows before had none
+                before = ColumnSummary.absent(scan.rows)
+            scan.columns[name] = before.merge(self._summarize(batch, name, known))
+        for name in scan.columns.keys() - set(names):
+            scan.columns[name] = scan.columns[name].merge(ColumnSummary.absent(batch.rows))
+        scan.rows += batch.rows
 
-def fit(array: pa.Array, column: SourceColumn, wish: Wish, *, position: int) -> tuple[pa.Array, int]:
-    """Brings an array to the dtype wished, without loss but for a float32 that was asked for.
-
-    Args:
-        array: of the column's own dtype.
-        column: of the source.
-        wish: its dtype and whether nulls are allowed.
-        position: of the column, for the error.
-
-    Returns:
-        The array, and how many values a declared float32 or float16 shortened.
-
-    Raises:
-        Misfit: the first row that does not fit; rows count from 0 within the array.
-    """
-    if wish.required and array.null_count:
-        row = pc.index(array.is_null(), True).as_py()
-        raise Misfit(
-            row, position, "a value in every row", "null",
-            "Fill it in, or declare the feature nullable in --schema (a packed column can't be).",
-        )  # fmt: skip
-    target = wish.dtype or column.dtype
-    if target == column.dtype:
-        return array, 0
-    if column.dtype in TEXT_DTYPES or target in TEXT_DTYPES:
-        return _fit_text(array, column, target, position), 0
-    flat = _flat(array)
-    values = _numbers(flat)
-    with np.errstate(all="ignore"):
-        cast = values.astype("uint8" if target == "bool" else target)
-        same = _equals(cast, values)
-        if target == "bool":
-            same &= values <= 1
-    valid = _valid(flat)
-    narrowed = np.zeros(len(values), bool)
-    if values.dtype.kind == "f" and cast.dtype.kind == "f":
-        # Shortened, as asked for; but not beyond what the dtype can hold.
-        narrowed = ~same & valid & np.isfinite(cast)
-        same |= narrowed
-    wrong = ~same & valid
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise Misfit(
-            at * len(array) // max(len(values), 1), position, target, repr(values[at].item()),
-            "Declare a dtype that holds every value.",
-        )  # fmt: skip
-    result = pa.array(cast, mask=None if valid.all() else ~valid)
-    if target == "bool":
-        result = result.cast(pa.bool_())
-    if pa.types.is_fixed_size_list(array.type):
-        result = pa.FixedSizeListArray.from_arrays(result, array.type.list_size)
-    return result, int(narrowed.sum())
+    def _summarize(self, batch: Batch, name: str, known: dict[str, SourceColumn]) -> ColumnSummary:
+        array = batch.columns.get(name)
+        if array is None or array.null_count == len(array):
+            return ColumnSummary.absent(batch.rows)
+        column = known.get(name) or SourceColumn(name=name, shape=None)
+        if not is_list(array.type):
+            summary = self.summarize(column, array)
+            summary.shape = () if column.shape is None else column.shape
+            return summary
+        sizes = list_lengths(array)[pc.is_valid(array).to_numpy(zero_copy_only=False)]
+        flat, inner = flatten(array)
+        summary = self.summarize(column, flat.flatten())
+        summary.counts += ColumnSummary.absent(array.null_count).counts
+        summary.shape = column.shape
+        if column.shape is None:
+            first = int(sizes[0]) if sizes.min() == sizes.max() else None
+            summary.shape = (first, *(inner or ()))
+        return summary
 
 
-def _fit_text(array: pa.Array, column: SourceColumn, target: str, position: int) -> pa.Array:
-    if column.dtype == "string" and target == "bytes":
-        return array.cast(pa.binary())
-    if column.dtype == "bytes" and target == "string":
-        for row, value in enumerate(array):
-            try:
-                if value.is_valid:
-                    value.as_py().decode()
-            except UnicodeDecodeError:
-                raise Misfit(
-                    row, position, "UTF-8 text", f"{value.as_py()[:20]!r}", 'Declare dtype "bytes".'
-                ) from None
-        return array.cast(pa.string())
-    if target == "string" and not column.shape and column.dtype.startswith(("int", "uint")):
-        return array.cast(pa.string())
-    row = pc.index(array.is_valid(), True).as_py()
-    raise Misfit(
-        max(row, 0), position, target, f"a column of {column.dtype}", f'Declare dtype "{column.dtype}".'
+def _names(batch: Batch, known: dict[str, SourceColumn], wishes: Wishes) -> list[str]:
+    """The columns of a batch and those it should have had, in the source's order as far as it has one."""
+    return list(dict.fromkeys([*known, *batch.columns, *wishes.columns]))
+
+
+def _bad_row(batch: Batch, misfit: Misfit) -> BadRow:
+    """Describes the one row of a batch."""
+    return BadRow(
+        row=int(batch.numbers[0]),
+        problem=f"column {misfit.column!r} must hold {misfit.expected}, got {misfit.found}",
+        remedy=misfit.remedy,
+        raw=batch.raw(0),
+        origin=batch.origin(0) if batch.origin else "",
     )
 
 
-def _flat(array: pa.Array) -> pa.Array:
-    if not pa.types.is_fixed_size_list(array.type):
-        return array
-    size = array.type.list_size
-    return array.values.slice(array.offset * size, len(array) * size)
+def _fitted(batch: Batch, name: str, wishes: Wishes) -> tuple[pa.Array, int]:
+    wish = wishes.of(name)
+    array = batch.columns.get(name)
+    if array is None:
+        array = pa.nulls(batch.rows, arrow_type(wish.dtype, wish.shape))
+    try:
+        return fit(array, wish)
+    except Misfit as misfit:
+        misfit.column = name
+        raise
 
 
-def _valid(array: pa.Array) -> np.ndarray:
-    return array.is_valid().to_numpy(zero_copy_only=False)
-
-
-def _numbers(array: pa.Array) -> np.ndarray:
-    if pa.types.is_boolean(array.type):
-        array = array.cast(pa.uint8())
-    return (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
-
-
-def _equals(cast: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether each value survived; a cast back that overflows counts as lost."""
-    back = cast.astype(values.dtype)
-    same = (back == values) | ((values != values) & (back != back))
-    if values.dtype.kind in "iu" and cast.dtype.kind == "f":
-        # 2**63 as a float casts back to the limit by saturation: compare among floats as well.
-        same &= np.abs(cast.astype(np.float64)) < 2.0**63
-    if values.dtype.kind in "iu" and cast.dtype.kind in "iu":
-        same &= (cast < 0) == (values < 0)
-    return same
+def _shown(value: object) -> object:
+    """A value as a reject keeps it: long bytes and lists shortened before they become text."""
+    return value[:RAW_CHARACTERS] if isinstance(value, (bytes, str, list)) else value

@@ -113,7 +113,12 @@ def test_bad_input_is_refused(tmp_path, capfd, files, options, code, said):
 
 @pytest.mark.parametrize(
     "kind",
-    [pa.list_(pa.int64()), pa.struct([("x", pa.int64())]), pa.map_(pa.string(), pa.int64()), pa.null()],
+    [
+        pa.list_(pa.struct([("x", pa.int64())])),
+        pa.struct([("x", pa.int64())]),
+        pa.map_(pa.string(), pa.int64()),
+        pa.null(),
+    ],
     ids=str,
 )
 def test_a_type_without_a_lossless_form_is_refused_by_its_column(tmp_path, capfd, kind):

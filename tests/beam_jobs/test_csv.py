@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from beam_jobs.plan import merge_scans
-from beam_jobs.sources import SourceOptions, Wish, open_source
+from beam_jobs.plan import Request, merge_scans
+from beam_jobs.sources import SourceOptions, Wish, Wishes, open_source
 from beam_jobs.sources import csv as csv_source
 from tfpipe.errors import RecordError, UsageError
 
@@ -25,16 +25,22 @@ def open_one(path, **options):
     return source
 
 
+def by_name(source, *wishes):
+    return Wishes(columns={column.name: wish for column, wish in zip(source.columns, wishes, strict=True)})
+
+
 def read_all(source, *dtypes):
-    wishes = [Wish(dtype=dtype) for dtype in dtypes]
+    wishes = by_name(source, *(Wish(dtype=dtype) for dtype in dtypes))
     batches = [batch for split in source.plan() for batch in source.read(split, wishes)]
     return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
 def scan_all(source, **wish):
     splits = source.plan()
-    scans = [source.scan(split, [Wish(**wish)] * len(source.columns)) for split in splits]
-    return merge_scans(source, splits, scans)
+    scans = [source.scan(split, Wishes(others=Wish(**wish))) for split in splits]
+    summaries, rejects = merge_scans(Request(), source, splits, scans)
+    assert not rejects
+    return list(summaries.values())
 
 
 # Text that is rich in what CSV gives a meaning to; what surrounds it needs no quotes of its own.
@@ -270,9 +276,9 @@ def test_a_declared_narrowing_is_counted(tmp_path):
     path.write_text("x\n0.123456789\n0.5\n\nnan\n2049\n")
     source = open_one(path)
     (split,) = source.plan()
-    assert source.scan(split, [Wish(dtype="float32")]).narrowed == {"x": 1}
-    assert source.scan(split, [Wish(dtype="float16")]).narrowed == {"x": 2}
-    assert source.scan(split, [Wish(dtype="float64")]).narrowed == {}
+    assert source.scan(split, Wishes(others=Wish(dtype="float32"))).narrowed == {"x": 1}
+    assert source.scan(split, Wishes(others=Wish(dtype="float16"))).narrowed == {"x": 2}
+    assert source.scan(split, Wishes(others=Wish(dtype="float64"))).narrowed == {}
 
 
 # Where it went wrong ---------------------------------------------------------------------------
@@ -350,5 +356,6 @@ def test_batches_are_arrow_of_the_wished_columns_only(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a,b,c\n1,2,3\n")
     source = open_one(path)
-    (batch,) = source.read(source.plan()[0], [Wish(dtype="int8"), Wish(used=False), Wish(dtype="float32")])
+    wishes = by_name(source, Wish(dtype="int8"), Wish(used=False), Wish(dtype="float32"))
+    (batch,) = source.read(source.plan()[0], wishes)
     assert batch.schema == pa.schema([("a", pa.int8()), ("c", pa.float32())])

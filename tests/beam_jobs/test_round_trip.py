@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tfpipe
 from beam_jobs import convert, encode, shuffle
-from beam_jobs.sources import SourceOptions, Wish, open_source
+from beam_jobs.sources import SourceOptions, Wish, Wishes, open_source
 from beam_jobs.sources import csv as csv_source
 from tests.helpers import REPOSITORY
 from tfpipe.manifest import Manifest
@@ -44,9 +45,11 @@ def value_of(feature, value):
     kind = value.WhichOneof("kind")
     items = list(getattr(value, kind).value)
     if feature.encoding != "raw":
-        assert kind == feature.encoding and len(items) == 1
-        return items[0].decode() if feature.dtype == "string" else items[0]
-    array = np.frombuffer(items[0], np.dtype(feature.dtype).newbyteorder("<")).reshape(feature.shape)
+        assert kind == feature.encoding and (feature.shape or len(items) == 1)
+        items = [item.decode() for item in items] if feature.dtype == "string" else items
+        return items if feature.shape else items[0]
+    shape = [-1 if size is None else size for size in feature.shape]
+    array = np.frombuffer(items[0], np.dtype(feature.dtype).newbyteorder("<")).reshape(shape)
     return array.item() if feature.shape == () else array.tolist()
 
 
@@ -254,7 +257,7 @@ def test_csv_splits_give_the_rows_of_the_csv_module(tmp_path, rows, split_bytes,
     path.write_bytes(buffer.getvalue().encode())
     monkeypatch.setattr(csv_source, "SPLIT_BYTES", split_bytes)
     source, _ = open_source([str(path)], SourceOptions(format="csv"))
-    wishes = [Wish(dtype="string"), Wish(dtype="string"), Wish(dtype="int64")]
+    wishes = Wishes(columns={"a": Wish(dtype="string"), "b": Wish(dtype="string"), "n": Wish(dtype="int64")})
     splits = source.plan()
     found = [
         tuple(row.values())
@@ -279,8 +282,78 @@ def test_csv_floats_are_what_python_reads(tmp_path, values):
     path.write_text("x\n" + "".join(f"{value!s}\n" for value in values))
     source, _ = open_source([str(path)], SourceOptions(format="csv"))
     (split,) = source.plan()
-    (batch,) = source.read(split, [Wish(dtype="float64")])
+    (batch,) = source.read(split, Wishes(others=Wish(dtype="float64")))
     assert batch.column(0).to_pylist() == [float(str(value)) for value in values]
+
+
+def test_parquet_lists_of_every_sort(tmp_path):
+    lists = {
+        "n": pa.int64(),
+        "ragged": pa.list_(pa.int64()),
+        "narrow": pa.list_(pa.int16()),
+        "floats": pa.large_list(pa.float32()),
+        "halves": pa.list_(pa.float16()),
+        "texts": pa.list_(pa.string()),
+        "fixed": pa.list_(pa.float64(), 2),
+        "same": pa.list_(pa.uint8()),
+        "matrix": pa.list_(pa.list_(pa.int32())),
+        "times": pa.list_(pa.timestamp("us")),
+        "categories": pa.list_(pa.dictionary(pa.int8(), pa.string())),
+        "nothing": pa.list_(pa.int64()),
+        "empty": pa.list_(pa.int64()),
+    }
+    rows = [
+        {
+            "n": i, "ragged": None if i % 5 == 4 else [i] * (i % 3), "narrow": [-i, i], "floats": [0.5] * (i % 4),
+            "halves": [1.5, i], "texts": ["ü", ""] * (i % 3), "fixed": [i, 0.1],
+            "same": [1, 2, i], "matrix": [[i, -1], [2, 3]][: i % 3], "times": [i, i + 1], "categories": ["a", "b"],
+            "nothing": None, "empty": [],
+        }
+        for i in range(40)
+    ]  # fmt: skip
+    table = pa.table({
+        name: pa.array([row[name] for row in rows], pa.list_(pa.float32()) if name == "halves" else kind)
+        .cast(kind) if name != "categories" else pa.array([row[name] for row in rows], pa.list_(pa.string()))
+        for name, kind in lists.items()
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    manifest = run(tmp_path, inputs=[tmp_path / "a.parquet"])
+    features = manifest.schema.features
+    assert {name: (f.dtype, f.shape, f.encoding, f.nullable) for name, f in features.items()} == {
+        "n": ("int64", (), "int64_list", False),
+        "ragged": ("int64", (None,), "int64_list", True),
+        "narrow": ("int16", (2,), "raw", False),
+        "floats": ("float32", (None,), "float_list", False),
+        "halves": ("float16", (2,), "raw", False),
+        "texts": ("string", (None,), "bytes_list", False),
+        "fixed": ("float64", (2,), "raw", False),
+        "same": ("uint8", (3,), "raw", False),
+        "matrix": ("int32", (None, 2), "raw", False),
+        "times": ("int64", (2,), "raw", False),
+        "categories": ("string", (2,), "bytes_list", False),
+        "nothing": ("int64", (None,), "int64_list", True),
+        "empty": ("int64", (None,), "int64_list", False),
+    }
+    assert manifest.statistics["times"]["unit"] == "us" and manifest.statistics["ragged"]["nulls"] == 8
+    expected = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    assert in_order(records(manifest), "n") == expected
+    batches = list(tfpipe.make_dataset(manifest, tfpipe.PipelineConfig(per_worker_batch_size=40)))
+    order = np.argsort(batches[0]["n"].numpy())
+    assert [batches[0]["matrix"][i].numpy().tolist() for i in order] == [row["matrix"] for row in rows]
+    assert [batches[0]["floats"][i].numpy().tolist() for i in order] == [row["floats"] for row in rows]
+
+
+@pytest.mark.parametrize("values, kind, said", [
+    ([[1], [2, None]], pa.list_(pa.int64()), ["a.parquet:2", "'x'", "every place of a list", "null"]),
+    ([[[1], [2]], [[1], [2, 3]]], pa.list_(pa.list_(pa.int64())), ["a.parquet:2", "'x'", "one length"]),
+    ([[[1], [2]], [[1, 2]]], pa.list_(pa.list_(pa.int64())), ["'x'", "first dimension"]),
+], ids=["null", "within a row", "between rows"])  # fmt: skip
+def test_lists_that_are_no_tensors_are_refused(tmp_path, capfd, values, kind, said):
+    pq.write_table(pa.table({"x": pa.array(values, kind)}), tmp_path / "a.parquet")
+    output = tmp_path / "out"
+    assert convert.main(["--input", str(tmp_path / "a.parquet"), "--output", str(output), *IN_MEMORY]) == 1
+    err = capfd.readouterr().err
+    assert all(text in err for text in said) and not output.exists(), err
 
 
 SCHEMA = Schema(features={
