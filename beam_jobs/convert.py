@@ -26,7 +26,8 @@ from beam_jobs.output import OutputDirectory
 from beam_jobs.plan import MOST_REJECTED, PlanSummary, Request
 from beam_jobs.report import Progress, show_schema
 from beam_jobs.scan import REJECTED
-from beam_jobs.sources import FORMATS, Source, SourceOptions, open_source
+from beam_jobs.sources import Source, SourceOptions
+from beam_jobs.sources.find import FORMATS, open_source
 from beam_jobs.write import ISAL_MAX_LEVEL, MAX_LEVEL
 from tfpipe import __version__
 from tfpipe.errors import (
@@ -224,7 +225,7 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--output", required=True, metavar="DIR", help="the dataset directory; missing or empty")
     add("--format", choices=("auto", *FORMATS), default="auto", help="default: by content, then by name")
     add("--no-header", action="store_true", help="the first row of CSV is data; columns are c0, c1, ...")
-    add("--delimiter", default=",", metavar="C", help="between CSV fields")
+    add("--delimiter", metavar="C", help="between CSV fields; default: a comma, of TSV a tab")
     add(
         "--schema",
         metavar="FILE",

@@ -5,8 +5,9 @@
     scan    fields -> counts of what they are (`csv_columns.scan_column`)
     read    fields -> Arrow arrays in the dtypes that the scan found to fit
 
-RFC 4180 with LF, CRLF or CR, UTF-8 with or without byte order mark, gzipped or not (a gzipped
-file is one split). Rows are numbered as a spreadsheet does: the header is row 1.
+RFC 4180 with LF, CRLF or CR, in UTF-8, or in UTF-16 with a byte order mark, compressed or not (a
+file that is compressed or UTF-16 is one split). Rows are numbered as a spreadsheet does: the
+header is row 1. TSV is the same with a tab between fields.
 """
 
 from __future__ import annotations
@@ -20,23 +21,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs.sources import (
-    SPLIT_BYTES,
-    InputFile,
-    InputSplit,
-    SourceColumn,
-    SourceOptions,
-    Wishes,
-    damaged_errors,
-    open_bytes,
-)
+from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn, SourceOptions, Wishes
 from beam_jobs.sources import csv_kernels as k
 from beam_jobs.sources.bad_rows import RAW_CHARACTERS, BadRow, BadRows, Misfit, accept
 from beam_jobs.sources.csv_values import ColumnReader, TokenBatch
 from beam_jobs.sources.summary import SplitScan
+from beam_jobs.sources.text import BOM, chunks, is_plain, read_head
 from tfpipe.errors import RecordError, UsageError
 
-BOM = b"\xef\xbb\xbf"
 BLOCK_BYTES = 8 << 20
 # The longest row; a quoted field that is never closed would otherwise read the whole file.
 ROW_MAX_BYTES = 256 << 20
@@ -61,7 +53,7 @@ class CsvSource:
         splits: list[InputSplit] = []
         for index, file in enumerate(self.files):
             bounds = [0, -1]
-            if not file.gzipped:
+            if is_plain(file):
                 starts = find_row_starts(file.path, delimiter=self.delimiter, split_bytes=SPLIT_BYTES)
                 bounds = [0, *(start for start in starts if start < file.num_bytes), file.num_bytes]
             for start, stop in itertools.pairwise(bounds):
@@ -117,8 +109,8 @@ class CsvSource:
         header = self.header and split.start == 0
         pos = size = 0
         buf = np.empty(0, np.uint8)
-        for chunk, final in self._chunks(split):
-            buf = np.concatenate((buf[pos:size], chunk))
+        for chunk, final in chunks(self.files[split.file], split, BLOCK_BYTES):
+            buf = np.concatenate((buf[pos:size], np.frombuffer(chunk, np.uint8)))
             pos, size = 0, len(buf)
             if size > ROW_MAX_BYTES:
                 yield _describe(k.UNTERMINATED, info, buf[:RAW_CHARACTERS], len(self.columns))
@@ -152,31 +144,6 @@ class CsvSource:
                     pos = end
                 elif count < rows:
                     break
-
-    def _chunks(self, split: InputSplit) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yields a split's bytes, without a byte order mark, and whether they are the last."""
-        file = self.files[split.file]
-        left = split.stop - split.start if split.stop >= 0 else None
-        at_start = split.start == 0
-        try:
-            with open_bytes(file.path) as stream:
-                if split.start:
-                    stream.seek(split.start)
-                chunk = stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
-                while True:
-                    if left is not None:
-                        left -= len(chunk)
-                    following = stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
-                    data = chunk.removeprefix(BOM) if at_start else chunk
-                    at_start = False
-                    yield np.frombuffer(data, np.uint8), not following
-                    if not following:
-                        return
-                    chunk = following
-        except (OSError, *damaged_errors()) as error:
-            raise RecordError(
-                f"an input file must be readable to its end, got {error} ({file.path})."
-            ) from None
 
 
 def _start() -> np.ndarray:
@@ -290,7 +257,8 @@ def open_csv(files: Sequence[InputFile], options: SourceOptions) -> CsvSource:
         RecordError: a header is malformed or differs between files, or a file is no UTF-8.
         UsageError: the delimiter is no single ASCII character.
     """
-    delimiter = {"\\t": "\t", "tab": "\t"}.get(options.delimiter, options.delimiter)
+    usual = "\t" if options.format == "tsv" else ","
+    delimiter = {"\\t": "\t", "tab": "\t", None: usual}.get(options.delimiter, options.delimiter)
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
         raise UsageError(
             f"--delimiter must be one ASCII character other than a quote or a line end, "
@@ -314,6 +282,7 @@ def open_csv(files: Sequence[InputFile], options: SourceOptions) -> CsvSource:
         columns=tuple(SourceColumn(name=name) for name in names or ()),
         header=options.header,
         delimiter=ord(delimiter),
+        format=options.format,
     )
 
 
@@ -321,7 +290,7 @@ def read_first_row(path: str, delimiter: str) -> list[str]:
     """Reads a CSV file's first row that is not blank.
 
     Args:
-        path: the file, gzipped or not.
+        path: the file, compressed or not.
         delimiter: between fields.
 
     Returns:
@@ -330,17 +299,8 @@ def read_first_row(path: str, delimiter: str) -> list[str]:
     Raises:
         RecordError: no row, a row without end, or another encoding than UTF-8.
     """
-    try:
-        with open_bytes(path) as stream:
-            head = stream.read(HEADER_MAX_BYTES)
-    except (OSError, *damaged_errors()) as error:
-        raise RecordError(f"an input file must be readable, got {error} ({path}).") from None
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:64]:
-        raise RecordError(
-            f"a CSV file must be UTF-8 text, got UTF-16 or binary data ({path}). "
-            f"Convert it first: iconv -f UTF-16 -t UTF-8."
-        )
-    content = head.removeprefix(BOM).lstrip(b"\r\n")
+    head = read_head(path, HEADER_MAX_BYTES)
+    content = head.lstrip(b"\r\n")
     data = np.frombuffer(content, np.uint8)
     out = np.empty(1, np.int64)
     # A target of 1 and then none: the end of the first row.

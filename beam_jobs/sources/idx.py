@@ -1,4 +1,4 @@
-"""IDX, the format of MNIST: one array a file, gzipped or not.
+"""IDX, the format of MNIST: one array a file, compressed or not.
 
 `NAME-images-idx3-ubyte` and `NAME-labels-idx1-ubyte` of one directory pair up by their name
 into the features `image` and `label`. A file without a partner gives one feature: `image`
@@ -20,15 +20,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs.sources import (
-    SPLIT_BYTES,
-    InputFile,
-    InputSplit,
-    SourceColumn,
-    Wishes,
-    damaged_errors,
-    open_bytes,
-)
+from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn, SourceOptions, Wishes
+from beam_jobs.sources.compressed import open_bytes, read_bytes, skip_bytes
 from beam_jobs.sources.typed import Batch, TypedSource
 from tfpipe.errors import RecordError
 
@@ -74,7 +67,7 @@ class IdxSource(TypedSource):
         for index, group in enumerate(self.groups):
             total = group[0].num_records
             step = max(1, SPLIT_BYTES // max(1, sum(array.record_bytes for array in group)))
-            if any(self.files[array.file].gzipped for array in group):
+            if any(self.files[array.file].compression for array in group):
                 step = total
             for start in range(0, total, max(step, 1)):
                 stop = min(total, start + step)
@@ -108,14 +101,15 @@ class IdxSource(TypedSource):
                 stream.close()
 
     def _open(self, array: IdxArray, start: int) -> Any:
-        stream = open_bytes(self.files[array.file].path)
-        stream.seek(array.header_bytes + start * array.record_bytes)
+        path = self.files[array.file].path
+        stream = open_bytes(path)
+        skip_bytes(stream, array.header_bytes + start * array.record_bytes, path)
         return stream
 
     def _read(self, array: IdxArray, stream: Any, count: int) -> pa.Array:
         path = self.files[array.file].path
         wanted = count * array.record_bytes
-        data = _read_bytes(stream, wanted, path)
+        data = read_bytes(stream, wanted, path)
         if len(data) != wanted:
             raise _wrong_length(array, path, "fewer")
         values = np.frombuffer(data, np.dtype(array.dtype).newbyteorder(">")).astype(array.dtype)
@@ -125,15 +119,16 @@ class IdxSource(TypedSource):
 
     def _check_end(self, array: IdxArray, stream: Any) -> None:
         path = self.files[array.file].path
-        if _read_bytes(stream, 1, path):
+        if read_bytes(stream, 1, path):
             raise _wrong_length(array, path, "more")
 
 
-def open_idx(files: Sequence[InputFile]) -> IdxSource:
+def open_idx(files: Sequence[InputFile], options: SourceOptions) -> IdxSource:
     """Opens IDX files, pairing images with labels.
 
     Args:
         files: non-empty files.
+        options: not used.
 
     Returns:
         The source.
@@ -182,13 +177,13 @@ def open_idx(files: Sequence[InputFile]) -> IdxSource:
 
 def _read_header(index: int, file: InputFile) -> IdxArray:
     with open_bytes(file.path) as stream:
-        magic = _read_bytes(stream, 4, file.path)
+        magic = read_bytes(stream, 4, file.path)
         if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in DTYPES or not 1 <= magic[3] <= 8:
             raise RecordError(
                 f"an IDX file must begin with two zero bytes, a type and 1 to 8 dimensions, "
                 f"got {magic.hex(' ')} ({file.path}). Is it another format? See --format."
             )
-        sizes = _read_bytes(stream, 4 * magic[3], file.path)
+        sizes = read_bytes(stream, 4 * magic[3], file.path)
     if len(sizes) < 4 * magic[3]:
         raise RecordError(f"an IDX file's header must be complete, got its end within it ({file.path}).")
     shape = struct.unpack(f">{magic[3]}I", sizes)
@@ -202,17 +197,9 @@ def _read_header(index: int, file: InputFile) -> IdxArray:
     if not array.num_records or not array.record_bytes:
         raise RecordError(f"an IDX file must hold at least one value, got shape {list(shape)} ({file.path}).")
     expected = array.header_bytes + array.num_records * array.record_bytes
-    if not file.gzipped and file.num_bytes != expected:
+    if not file.compression and file.num_bytes != expected:
         raise _wrong_length(array, file.path, "more" if file.num_bytes > expected else "fewer")
     return array
-
-
-def _read_bytes(stream: Any, size: int, path: str) -> bytes:
-    try:
-        data: bytes = stream.read(size)
-        return data
-    except (OSError, *damaged_errors()) as error:
-        raise RecordError(f"an input file must be readable to its end, got {error} ({path}).") from None
 
 
 def _wrong_length(array: IdxArray, path: str, which: str) -> RecordError:

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn, Wishes
+from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn, SourceOptions, Wishes
 from beam_jobs.sources.fit import dtype_of, is_list, list_lengths
 from beam_jobs.sources.typed import Batch, TypedSource
 from tfpipe.errors import RecordError
@@ -79,11 +79,12 @@ class ParquetSource(TypedSource):
             raise RecordError(f"a Parquet file must be readable to its end, got {error} ({path}).") from None
 
 
-def open_parquet(files: Sequence[InputFile]) -> ParquetSource:
+def open_parquet(files: Sequence[InputFile], options: SourceOptions) -> ParquetSource:
     """Opens Parquet files with the same columns.
 
     Args:
         files: non-empty files.
+        options: not used.
 
     Returns:
         The source.
@@ -94,6 +95,11 @@ def open_parquet(files: Sequence[InputFile]) -> ParquetSource:
     """
     first: pa.Schema | None = None
     for file in files:
+        if compression := file.compression:
+            raise RecordError(
+                f"a Parquet file must be readable at any place, got one that is compressed as a whole with "
+                f"{compression} ({file.path}). Decompress it first: its columns are compressed already."
+            )
         try:
             schema = pq.read_schema(file.path)
         except (OSError, pa.ArrowException) as error:

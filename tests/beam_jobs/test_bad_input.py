@@ -52,7 +52,7 @@ CASES = [
     ),
     ("null not in the schema", {"a.csv": "a,b\n1,2.5\n,3.5\n"}, ["--schema"], 1, ["a.csv:3", "'a'"]),
     ("columns named twice", {"a.csv": "a,a\n1,2\n"}, [], 1, ["must differ", "'a'"]),
-    ("UTF-16", {"a.csv": "a,b\n1,2\n".encode("utf-16")}, [], 1, ["UTF-8", "UTF-16", "iconv"]),
+    ("UTF-16", {"a.csv": "a,b\n1,2\n".encode("utf-16-le")}, [], 1, ["UTF-8", "UTF-16", "iconv"]),
     ("truncated gzip", {"a.csv": gzip.compress(b"a,b\n" + b"1,2\n" * 9999)[:-20]}, [], 1, ["a.csv"]),
     (
         "other columns",

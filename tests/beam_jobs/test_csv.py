@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from beam_jobs.plan import Request, merge_scans
-from beam_jobs.sources import SourceOptions, Wish, Wishes, open_source
+from beam_jobs.sources import SourceOptions, Wish, Wishes
 from beam_jobs.sources import csv as csv_source
+from beam_jobs.sources.find import open_source
 from tfpipe.errors import RecordError, UsageError
 
 RANDOM = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from beam_jobs import convert
 from beam_jobs.plan import Request, merge_scans
-from beam_jobs.sources import SourceOptions, Wish, Wishes, open_source
+from beam_jobs.sources import SourceOptions, Wish, Wishes
 from beam_jobs.sources import csv as csv_source
+from beam_jobs.sources.find import open_source
 from tfpipe.manifest import Manifest
 
 IN_MEMORY = ["--direct_running_mode", "in_memory"]

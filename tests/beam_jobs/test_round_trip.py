@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 import tfpipe
 from beam_jobs import convert, encode, shuffle
-from beam_jobs.sources import SourceOptions, Wish, Wishes, open_source
+from beam_jobs.sources import SourceOptions, Wish, Wishes
 from beam_jobs.sources import csv as csv_source
+from beam_jobs.sources.find import open_source
 from tests.helpers import REPOSITORY
 from tfpipe.manifest import Manifest
 from tfpipe.schema import Feature, Schema
