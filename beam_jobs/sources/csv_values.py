@@ -20,6 +20,7 @@ from beam_jobs.sources import csv_columns as c
 from beam_jobs.sources import csv_kernels as k
 from beam_jobs.sources.bad_rows import RAW_CHARACTERS, Misfit
 from beam_jobs.sources.summary import ColumnSummary
+from tfpipe.schema import TEXT_DTYPES
 
 _SHOWN = 60
 _NOT_NUMBERS = 1 << k.EMPTY | 1 << k.NA | 1 << k.TEXT | 1 << k.BIG
@@ -251,6 +252,54 @@ class ColumnReader:
         elif expected.startswith("numbers"):
             remedy = "Fill it in, or leave the column out of --pack."
         return Misfit(int(batch.numbers[row]), self.names[column], expected, found, remedy)
+
+
+def summarize_spelled(array: pa.Array) -> ColumnSummary:
+    """Summarizes numbers that are still as they are written (large_string; nulls allowed)."""
+    reader = ColumnReader([""], [Wish()])
+    reader.scan(_tokens(array))
+    (summary,) = reader.summaries
+    summary.quoted = True
+    return summary
+
+
+def read_spelled(array: pa.Array, wish: Wish) -> tuple[pa.Array, int]:
+    """Reads numbers that are still as they are written.
+
+    Args:
+        array: large_string; nulls allowed.
+        wish: the dtype of the result, and whether each must be a number that a float holds.
+
+    Returns:
+        The values, as they are if no dtype is wished; and how many a float16 or float32 shortened.
+
+    Raises:
+        Misfit: the first that does not fit, by its place in the array.
+    """
+    if wish.dtype in TEXT_DTYPES and not wish.numeric:
+        return array.cast(pa.string() if wish.dtype == "string" else pa.binary()), 0
+    if not wish.dtype and not wish.numeric:
+        return array, 0
+    reader = ColumnReader([""], [Wish(dtype=wish.dtype, numeric=wish.numeric)])
+    reader.scan(batch := _tokens(array))
+    narrowed = reader.narrowed[0]
+    return (reader.read(batch)[0] if wish.dtype else array), narrowed
+
+
+def _tokens(array: pa.Array) -> TokenBatch:
+    """An array of large_string as one column of fields; nulls are empty fields."""
+    filled = array.fill_null("").cast(pa.string())
+    _, offsets, data = filled.buffers()
+    ends = np.frombuffer(offsets, np.int32)[filled.offset : filled.offset + len(array) + 1]
+    return TokenBatch(
+        buf=np.frombuffer(data or b"", np.uint8),
+        starts=ends[None, :-1],
+        ends=(ends[None, 1:] << 2).astype(np.int32),
+        numbers=np.arange(len(array)),
+        rows=len(array),
+        first_byte=0,
+        last_byte=0,
+    )
 
 
 def to_array(values: np.ndarray, valid: np.ndarray | None) -> pa.Array:

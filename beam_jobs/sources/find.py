@@ -26,11 +26,13 @@ _OPENERS = {
     "csv": ("csv", "open_csv"),
     "tsv": ("csv", "open_csv"),
     "parquet": ("parquet", "open_parquet"),
+    "jsonl": ("jsonl", "open_jsonl"),
+    "text": ("lines", "open_lines"),
     "idx": ("idx", "open_idx"),
 }
 FORMATS = tuple(_OPENERS)
 _SUFFIXES = {
-    ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".pq": "parquet", ".idx": "idx",
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet", ".pq": "parquet", ".idx": "idx",
 }  # fmt: skip
 _MAGIC = {b"PAR1": "parquet"}
 _MAGIC_BYTES = 1024

@@ -14,16 +14,19 @@ import pyarrow.compute as pc
 
 from beam_jobs.sources import Wish
 from beam_jobs.sources.bad_rows import Misfit
+from beam_jobs.sources.csv_values import read_spelled
 from tfpipe.schema import TEXT_DTYPES
 
 _SHOWN = 60
+# The type of numbers that are still as they are written; no other array of text has it.
+SPELLED = pa.large_string()
 _ARROW = {
     "bool": pa.bool_(), "string": pa.string(), "bytes": pa.binary(), "float16": pa.float16(),
     "float32": pa.float32(), "float64": pa.float64(),
     **{f"{sign}int{bits}": getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 _DTYPES = {kind: dtype for dtype, kind in _ARROW.items()} | {
-    pa.large_string(): "string", pa.large_binary(): "bytes",
+    SPELLED: "", pa.large_binary(): "bytes",
 }  # fmt: skip
 
 
@@ -178,6 +181,8 @@ def _reshape(
 
 def _fit_values(array: pa.Array, wish: Wish) -> tuple[pa.Array, int]:
     """Brings single values to the dtype wished."""
+    if array.type == SPELLED:
+        return read_spelled(array, wish)
     source = dtype_of(array.type)
     target = wish.dtype or source
     if wish.numeric and source in TEXT_DTYPES:

@@ -157,7 +157,7 @@ def _dtype(kind: pa.DataType, nested: bool) -> tuple[str, str]:
         return "int64", "day" if is_a.is_date32(kind) else "ms"
     if is_a.is_timestamp(kind) or is_a.is_time(kind) or is_a.is_duration(kind):
         return "int64", kind.unit
-    return dtype_of(kind), ""
+    return "string" if is_a.is_large_string(kind) else dtype_of(kind), ""
 
 
 def _convert(array: pa.Array, nested: bool = False) -> pa.Array:
@@ -177,7 +177,7 @@ def _convert(array: pa.Array, nested: bool = False) -> pa.Array:
         return array if nested or pa.types.is_uint64(kind) else array.cast(pa.int64())
     if pa.types.is_float16(kind):
         return array if nested else array.cast(pa.float32())
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(kind) or pa.types.is_large_string(kind):
         return array.cast(pa.string())
     if pa.types.is_fixed_size_binary(kind):
         return array.cast(pa.binary())

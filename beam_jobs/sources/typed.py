@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from beam_jobs.sources import InputSplit, SourceColumn, Wishes
 from beam_jobs.sources.bad_rows import RAW_CHARACTERS, BadRow, BadRows, Misfit, accept
-from beam_jobs.sources.fit import arrow_type, dtype_of, fit, flatten, is_list, list_lengths
+from beam_jobs.sources.csv_values import summarize_spelled
+from beam_jobs.sources.fit import SPELLED, arrow_type, dtype_of, fit, flatten, is_list, list_lengths
 from beam_jobs.sources.summary import ColumnSummary, SplitScan, summarize_array
 
 
@@ -31,6 +32,7 @@ class Batch:
         last: the highest number so far, of rows that are no records, too.
         bad: rows that could not be read, in addition to these.
         origin: (row within the batch) -> where it is, if its number does not tell.
+        texts: the rows as they are written, for sources of text.
     """
 
     columns: dict[str, pa.Array]
@@ -38,6 +40,7 @@ class Batch:
     last: int
     bad: list[BadRow] = field(default_factory=list)
     origin: Callable[[int], str] | None = None
+    texts: Sequence[str] | None = None
 
     @property
     def rows(self) -> int:
@@ -51,6 +54,7 @@ class Batch:
             numbers=self.numbers[kept],
             last=self.last,
             origin=None if origin is None else lambda row: origin(int(kept[row])),
+            texts=None if self.texts is None else [self.texts[row] for row in kept],
         )
 
     def halves(self) -> tuple[Batch, Batch]:
@@ -63,7 +67,9 @@ class Batch:
         return self.take(np.flatnonzero(~np.isin(self.numbers, numbers))) if len(numbers) else self
 
     def raw(self, row: int) -> str:
-        """A row's values as JSON, shortened."""
+        """A row as it is written, or its values as JSON, shortened."""
+        if self.texts is not None:
+            return self.texts[row][:RAW_CHARACTERS]
         values = {name: _shown(array[row].as_py()) for name, array in self.columns.items()}
         return json.dumps(values, ensure_ascii=False, default=repr)[:RAW_CHARACTERS]
 
@@ -79,7 +85,12 @@ class TypedSource:
 
     def summarize(self, column: SourceColumn, values: pa.Array) -> ColumnSummary:
         """Summarizes single values of a column, nulls among them."""
-        return summarize_array(values, dtype_of(values.type) or column.dtype)
+        if values.type == SPELLED:
+            return summarize_spelled(values)
+        summary = summarize_array(values, dtype_of(values.type) or column.dtype)
+        if not column.dtype:  # JSON: what the column holds, not how it came, tells its dtype
+            summary.dtype, summary.quoted = "", True
+        return summary
 
     def scan(self, split: InputSplit, wishes: Wishes, max_rejected: int = 0) -> SplitScan:
         """Summarizes a split's columns up to the first row too many that can't be taken; see `Source`."""
