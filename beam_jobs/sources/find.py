@@ -28,13 +28,14 @@ _OPENERS = {
     "parquet": ("parquet", "open_parquet"),
     "jsonl": ("jsonl", "open_jsonl"),
     "text": ("lines", "open_lines"),
+    "avro": ("avro", "open_avro"),
     "idx": ("idx", "open_idx"),
 }
 FORMATS = tuple(_OPENERS)
 _SUFFIXES = {
-    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet", ".pq": "parquet", ".idx": "idx",
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet", ".pq": "parquet", ".avro": "avro", ".idx": "idx",
 }  # fmt: skip
-_MAGIC = {b"PAR1": "parquet"}
+_MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro"}
 _MAGIC_BYTES = 1024
 _IDX_TYPES = (0x08, 0x09, 0x0B, 0x0C, 0x0D, 0x0E)
 
