@@ -9,13 +9,14 @@
     decimal                                string, every digit kept
 
 A list of these, or of lists of one length, becomes a tensor of the list's own type, of unknown
-length where records differ. A column of another type (struct, map, ...) is refused by name
-before anything is written. A null is an absent feature, never 0.
+length where records differ. A struct becomes its fields, as `outer.inner`. A column of another type
+(map, list of structs, ...) is refused by name before anything is written. A null is an absent
+feature, never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,10 +34,11 @@ BATCH_BYTES = 16 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetSource(TypedSource):
-    """Parquet files with the same columns."""
+    """Parquet files with the same columns; a column's path is its name, after those of its structs."""
 
     files: tuple[InputFile, ...]
     columns: tuple[SourceColumn, ...]
+    paths: tuple[tuple[str, ...], ...]
     format: str = "parquet"
 
     def plan(self) -> list[InputSplit]:
@@ -59,7 +61,12 @@ class ParquetSource(TypedSource):
     def batches(self, split: InputSplit, wishes: Wishes) -> Iterator[Batch]:
         """Yields a split batch by batch; see `TypedSource`."""
         path = self.files[split.file].path
-        names = [column.name for column in self.columns if wishes.of(column.name).used]
+        used = {
+            column.name: path
+            for column, path in zip(self.columns, self.paths, strict=True)
+            if wishes.of(column.name).used
+        }
+        tops = list(dict.fromkeys(path[0] for path in used.values()))
         groups = list(range(split.start, split.stop))
         done = 0
         try:
@@ -68,9 +75,9 @@ class ParquetSource(TypedSource):
                 num_bytes = max(group.total_byte_size // max(group.num_rows, 1) for group in metadata)
                 rows = max(1, min(BATCH_ROWS, BATCH_BYTES // max(num_bytes, 1)))
                 # One thread: the other cores have splits of their own.
-                for batch in file.iter_batches(rows, row_groups=groups, columns=names, use_threads=False):
+                for batch in file.iter_batches(rows, row_groups=groups, columns=tops, use_threads=False):
                     yield Batch(
-                        columns={name: _convert(batch.column(name)) for name in names},
+                        columns={name: _convert(_at(batch, path)) for name, path in used.items()},
                         numbers=np.arange(done + 1, done + batch.num_rows + 1),
                         last=done + batch.num_rows,
                     )
@@ -106,13 +113,14 @@ def open_parquet(files: Sequence[InputFile], options: SourceOptions) -> ParquetS
             raise RecordError(f"a Parquet file must be readable, got {error} ({file.path}).") from None
         if first is None:
             first = schema
-            columns = tuple(_column(field, file.path) for field in schema)
+            paths, columns = zip(*_columns(schema, (), file.path), strict=True) if len(schema) else ((), ())
             if not columns:
                 raise RecordError(f"a Parquet file must have a column, got none ({file.path}).")
-            for i, column in enumerate(columns):
-                if not column.name or column.name in schema.names[:i]:
+            names = [column.name for column in columns]
+            for i, name in enumerate(names):
+                if not name or name in names[:i]:
                     raise RecordError(
-                        f"every column must have a name of its own, got {column.name!r} ({file.path})."
+                        f"every column must have a name of its own, got {name!r} ({file.path})."
                     )
         elif not schema.equals(first):
             wrong = next(
@@ -124,10 +132,30 @@ def open_parquet(files: Sequence[InputFile], options: SourceOptions) -> ParquetS
                 f"all files must have the columns and types of the first ({files[0].path}), "
                 f"got {wrong} ({file.path}). Convert them apart, or cast the columns."
             )
-    return ParquetSource(files=tuple(files), columns=columns)
+    return ParquetSource(files=tuple(files), columns=columns, paths=paths)
 
 
-def _column(field: pa.Field, path: str) -> SourceColumn:
+def _columns(
+    fields: Iterable[pa.Field], outer: tuple[str, ...], path: str
+) -> Iterator[tuple[tuple[str, ...], SourceColumn]]:
+    """The columns of these fields and of the structs among them, with their paths."""
+    for field in fields:
+        inner = (*outer, field.name)
+        if pa.types.is_struct(field.type):
+            yield from _columns(field.type, inner, path)
+        else:
+            yield inner, _column(field, ".".join(inner), path)
+
+
+def _at(batch: pa.RecordBatch, path: tuple[str, ...]) -> pa.Array:
+    """A column, null where a struct that it lies in is null."""
+    array = batch.column(path[0])
+    for name in path[1:]:
+        array = array.flatten()[array.type.get_field_index(name)]
+    return array
+
+
+def _column(field: pa.Field, name: str, path: str) -> SourceColumn:
     kind, nested = field.type, is_list(field.type)
     while is_list(kind):
         kind = kind.value_type
@@ -137,9 +165,9 @@ def _column(field: pa.Field, path: str) -> SourceColumn:
     if not dtype:
         raise RecordError(
             f"a column's type must have a form without loss in an example, got {field.type} for column "
-            f"{field.name!r} ({path}). Leave the column out, or flatten it into columns of its own."
+            f"{name!r} ({path}). Leave the column out, or flatten it into columns of its own."
         )
-    return SourceColumn(name=field.name, dtype=dtype, shape=None if nested else (), unit=unit)
+    return SourceColumn(name=name, dtype=dtype, shape=None if nested else (), unit=unit)
 
 
 def _dtype(kind: pa.DataType, nested: bool) -> tuple[str, str]:

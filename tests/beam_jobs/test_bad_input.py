@@ -115,7 +115,6 @@ def test_bad_input_is_refused(tmp_path, capfd, files, options, code, said):
     "kind",
     [
         pa.list_(pa.struct([("x", pa.int64())])),
-        pa.struct([("x", pa.int64())]),
         pa.map_(pa.string(), pa.int64()),
         pa.null(),
     ],

@@ -344,6 +344,22 @@ def test_parquet_lists_of_every_sort(tmp_path):
     assert [batches[0]["floats"][i].numpy().tolist() for i in order] == [row["floats"] for row in rows]
 
 
+def test_parquet_structs_become_their_fields(tmp_path):
+    rows = [
+        {"s": {"x": 1, "t": {"y": "a", "l": [1, 2]}}, "n": 1},
+        {"s": None, "n": 2},
+        {"s": {"x": None, "t": None}, "n": 3},
+    ]
+    inner = pa.struct([("y", pa.string()), ("l", pa.list_(pa.int16()))])
+    kind = pa.struct([("x", pa.int64()), ("t", inner)])
+    table = pa.table({"s": pa.array([row["s"] for row in rows], kind), "n": [1, 2, 3]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    manifest = run(tmp_path, inputs=[tmp_path / "a.parquet"])
+    assert in_order(records(manifest), "n") == [
+        {"s.x": 1, "s.t.y": "a", "s.t.l": [1, 2], "n": 1}, {"n": 2}, {"n": 3},
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("values, kind, said", [
     ([[1], [2, None]], pa.list_(pa.int64()), ["a.parquet:2", "'x'", "every place of a list", "null"]),
     ([[[1], [2]], [[1], [2, 3]]], pa.list_(pa.list_(pa.int64())), ["a.parquet:2", "'x'", "one length"]),
