@@ -1,4 +1,4 @@
-"""Converts CSV, Parquet or IDX files into a sharded, verified dataset directory.
+"""Converts CSV, TSV, JSONL, Parquet, Avro, IDX or text files into a sharded, verified dataset directory.
 
     python -m beam_jobs.convert --input data/*.csv --output data/train
 

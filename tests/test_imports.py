@@ -13,14 +13,15 @@ from tests.helpers import REPOSITORY
 # A module imports from earlier layers, or from its own. A new module belongs in one of them.
 LAYERS = [
     {"errors", "cpus"},
-    {"schema", "tfrecord", "config", "attribution", "cluster", "sharding", "progress"},
-    {"manifest", "report_view", "launcher", "demo"},
-    {"report_html", "report", "parsing", "stages", "checks", "forecast"},
+    {"schema", "tfrecord", "config", "attribution", "cluster", "sharding", "progress", "examples"},
+    {"manifest", "example_summary", "index_files", "report_view", "launcher", "demo"},
+    {"index", "report_html", "report", "parsing", "stages", "checks", "forecast"},
     {"pipeline"},
     {"models", "step", "rounds", "training", "worker", "trainer", "bench", "tune", "reduce"},
     {"cli"},
 ]
-PURE = ("errors", "schema", "tfrecord", "manifest", "config", "sharding", "attribution", "forecast", "report")
+PURE = ("errors", "schema", "tfrecord", "manifest", "config", "sharding", "attribution", "forecast", "report",
+        "examples", "example_summary", "index", "index_files")  # fmt: skip
 CONVERTER_MAY_USE = {"errors", "schema", "manifest", "tfrecord"}
 MODULES = sorted(path.stem for path in (REPOSITORY / "tfpipe").glob("[!_]*.py"))
 

@@ -2,6 +2,7 @@
 
     tfpipe inspect DIR            what a dataset holds
     tfpipe verify DIR             reads every byte and compares it with the manifest
+    tfpipe index DIR              describes TFRecord files that somebody else made: writes their manifest
     tfpipe measure --data DIR     where a training step's time goes (python -m tfpipe.trainer)
 
 Exit codes: 0, 1 (the work failed or found faults), 2 (usage).
@@ -51,11 +52,22 @@ def _parser() -> argparse.ArgumentParser:
     for name, command, text in (
         ("inspect", _inspect, "show what a dataset holds"),
         ("verify", _verify, "read every record and compare it with the manifest"),
+        ("index", _index, "read TFRecord files that somebody else made and write their manifest"),
     ):
         sub = commands.add_parser(name, help=text, description=text)
         sub.add_argument("directory", metavar="DIR", type=Path, help="dataset directory")
         sub.add_argument("--json", metavar="FILE", type=Path, help="write the result as JSON too")
         sub.set_defaults(command=command)
+    sub.add_argument("--split", metavar="NAME=GLOB", action="append", default=[],
+        help="files of a split by their names, e.g. test='*-eval-*'; repeatable; the first that matches "
+        "counts; default: by the words train, test, validation ... in the names")  # fmt: skip
+    sub.add_argument(
+        "--schema",
+        metavar="FILE",
+        type=Path,
+        help="declared schema (the manifest's form); default: inferred from all records",
+    )
+    sub.add_argument("--overwrite", action="store_true", help="replace a manifest that is there already")
     commands.add_parser("measure", help="measure where a training step's time goes", add_help=False)
     return parser
 
@@ -176,6 +188,35 @@ def _verify(options: argparse.Namespace) -> int:
         print(f"{len(faults)} faults in {shards} shards", file=sys.stderr)
         return 1
     print(f"verified {records} records in {shards} shards")
+    return 0
+
+
+def _index(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tfpipe.index import index, parse_split_patterns, read_schema
+    from tfpipe.progress import Progress
+
+    split_patterns = parse_split_patterns(options.split)
+    schema = read_schema(options.schema) if options.schema else None
+    notices: list[str] = []
+    with Progress(Console(stderr=True)) as progress:
+        manifest = index(
+            options.directory,
+            split_patterns=split_patterns,
+            schema=schema,
+            overwrite=options.overwrite,
+            on_progress=progress.update,
+            on_notice=notices.append,
+        )
+    summary = summarize(manifest)
+    _write_json(options.json, {**summary, "notices": notices})
+    _print_summary(manifest, summary)
+    for notice in notices:
+        print(f"note: {notice}")
+    splits = manifest.splits.values()
+    records, shards = sum(s.num_records for s in splits), sum(len(s.shards) for s in splits)
+    print(f"indexed {records} records in {shards} shards in {options.directory}")
     return 0
 
 

@@ -31,6 +31,7 @@ from tfpipe.tfrecord import SUFFIXES, read_shard
 FORMAT = "tfpipe-dataset"
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
+INDEX_FORMAT = "index"  # the source's format where the shards are somebody else's files, by their own names
 _SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<index>\d{5,})-of-(?P<total>\d{5,})\.tfrecord(\.gz|\.zlib)?")
 
 
@@ -168,12 +169,16 @@ class Manifest:
                 raise ManifestError(
                     f'"compression" must be "GZIP", "ZLIB" or "", got {compression!r} ({where}).'
                 )
+            any_name = obj["source"].get("format") == INDEX_FORMAT
             splits = {
-                name: _split_from_json(name, split, compression, where)
+                name: _split_from_json(name, split, None if any_name else compression, where)
                 for name, split in obj["splits"].items()
             }
             if not splits:
                 raise ManifestError(f"a manifest must name at least one split, got none ({where}).")
+            names = [shard.name for split in splits.values() for shard in split.shards]
+            if doubled := sorted({name for name in names if names.count(name) > 1} if any_name else ()):
+                raise ManifestError(f"each shard must be named once, got {doubled[0]!r} twice ({where}).")
             return cls(
                 schema=schema,
                 splits=splits,
@@ -340,11 +345,18 @@ class Manifest:
                     )
 
 
-def _split_from_json(name: str, obj: Mapping[str, Any], compression: str, where: str) -> Split:
+def _split_from_json(name: str, obj: Mapping[str, Any], compression: str | None, where: str) -> Split:
+    """Reads a split; without a compression its shards may have any name of a file in the directory."""
     shards = []
     for index, entry in enumerate(obj["shards"]):
         shard = Shard(**entry)
-        expected = shard_name(name, index, len(obj["shards"]), compression)
+        if compression is None:
+            plain = isinstance(shard.name, str) and not re.search(r"[/\\\0]", shard.name)
+            expected = (
+                shard.name if plain and shard.name not in ("", ".", "..") else "a file in the directory"
+            )
+        else:
+            expected = shard_name(name, index, len(obj["shards"]), compression)
         if shard.name != expected:
             raise ManifestError(
                 f"shard {index} of split {name!r} must be named {expected}, got {shard.name!r} ({where})."
@@ -380,4 +392,7 @@ def _describe_absence(directory: Path) -> str:
             f"({directory}: {found}). The conversion did not finish: run it again into an empty directory."
         )
     found = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "an empty directory"
-    return f"a dataset must have a {FILE_NAME}, got {found} ({directory}). Convert it with beam_jobs.convert."
+    remedy = "Convert it with beam_jobs.convert."
+    if any(".tfrecord" in name for name in names):
+        remedy = f"Describe the TFRecord files with: tfpipe index {directory}"
+    return f"a dataset must have a {FILE_NAME}, got {found} ({directory}). {remedy}"
