@@ -40,11 +40,11 @@ BATCH_BYTES = 4 << 20
 _SYNC_BYTES = 16
 _HEADER = fastavro.parse_schema({
     "type": "record", "name": "header", "fields": [
-        {"name": "magic", "type": {"type": "fixed", "name": "magic", "size": 4}},
         {"name": "meta", "type": {"type": "map", "values": "bytes"}},
         {"name": "sync", "type": {"type": "fixed", "name": "sync", "size": _SYNC_BYTES}},
     ]
 })  # fmt: skip
+_MAGIC = b"Obj\x01"
 _DTYPES = {
     "boolean": "bool", "int": "int32", "long": "int64", "float": "float32", "double": "float64",
     "string": "string", "enum": "string", "bytes": "bytes", "fixed": "bytes",
@@ -197,10 +197,13 @@ def _read_header(stream: Any) -> tuple[bytes, Any]:
 
     fastavro turns times into datetime, which has no nanoseconds and not every year.
     """
+    if (magic := stream.read(len(_MAGIC))) != _MAGIC:
+        raise ValueError(f"a beginning other than Avro's: {magic!r}")
     header: Any = fastavro.schemaless_reader(stream, _HEADER, None)
     schema = json.loads(header["meta"]["avro.schema"])
     header["meta"]["avro.schema"] = json.dumps(_stored(schema)).encode()
     out = io.BytesIO()
+    out.write(_MAGIC)
     fastavro.schemaless_writer(out, _HEADER, header)
     return out.getvalue(), fastavro.schema.expand_schema(schema)
 
@@ -217,6 +220,7 @@ def _stored(schema: Any) -> Any:
 def _blocks(file: InputFile) -> Iterator[tuple[int, int]]:
     """Where each block begins and ends, without reading what is in it."""
     with open(file.path, "rb") as stream:
+        stream.seek(len(_MAGIC))
         fastavro.schemaless_reader(stream, _HEADER, None)
         position = stream.tell()
         while position < file.num_bytes:
@@ -237,7 +241,9 @@ def _unreadable(error: object, path: str) -> RecordError:
     if isinstance(error, RecordError):
         return error
     text = str(error) or type(error).__name__
-    return RecordError(f"an Avro file must be readable to its end, got {text} ({path}). Fetch it again.")
+    return RecordError(
+        f"an Avro file must be readable to its end, got {text} ({path}). Fetch it again, or name its true --format."
+    )
 
 
 def _fields(schema: Any, path: tuple[str, ...], file: str) -> Iterator[AvroField]:

@@ -160,7 +160,7 @@ def test_a_directory_is_walked_and_what_is_left_out_is_told(tmp_path, capfd):
         (["--shard-bytes", "0"], "at least 1"),
         (["--compression", "bz2"], "bz2"),
         (["--compression-level", "10"], "at most 9"),
-        (["--format", "avro"], "avro"),
+        (["--format", "orc"], "orc"),
         (["--split", "train=0.5", "--split", "train=0.5"], "each name once"),
         (["--split", "../x=1"], "../x=1"),
         (["--split", "a=0.999", "--split", "b=0.001"], "at least one record"),
@@ -183,6 +183,13 @@ def test_usage_errors_end_with_2_and_make_nothing(tmp_path, capfd, options, said
     err = capfd.readouterr().err
     assert said in err and "Traceback" not in err
     assert os.listdir(tmp_path) == ["a.csv"]
+
+
+def test_a_wrong_format_is_said_with_what_the_file_begins_with(tmp_path, capfd):
+    source = numbers_csv(tmp_path / "a.csv", 20)
+    assert call(tmp_path, source, "--format", "avro") == 1
+    err = capfd.readouterr().err
+    assert "a beginning other than Avro's" in err and "a.csv" in err and "--format" in err
 
 
 def test_files_of_several_formats_are_no_dataset(tmp_path, capfd):
