@@ -9,6 +9,8 @@ their final, permuted order, reads them back, and publishes them; the manifest c
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -25,8 +27,8 @@ from beam_jobs.outcome import Failure
 from beam_jobs.output import OutputDirectory
 from beam_jobs.plan import MOST_REJECTED, PlanSummary, Request
 from beam_jobs.report import Progress, show_schema
-from beam_jobs.scan import REJECTED
-from beam_jobs.sources import Source, SourceOptions
+from beam_jobs.scan import REJECTED, read_plan
+from beam_jobs.sources import InputSplit, Source, SourceOptions
 from beam_jobs.sources.find import FORMATS, open_source
 from beam_jobs.write import ISAL_MAX_LEVEL, MAX_LEVEL
 from tfpipe import __version__
@@ -68,7 +70,7 @@ def _command(argv: Sequence[str]) -> None:
     if hasattr(signal, "SIGTERM"):
         signal.signal(signal.SIGTERM, _interrupt)
     try:
-        convert(inputs=args.input, output=args.output, options=options, request=request,
+        convert(inputs=args.input, output=args.output, options=options, request=request, mode=args.mode,
                 beam_args=beam_args, json_file=args.json)  # fmt: skip
     except OSError as error:  # a full disk, a file that is gone: for the user, not a fault of ours
         raise Failure.of(error).to_error() from error
@@ -84,6 +86,7 @@ def convert(
     output: str,
     options: SourceOptions,
     request: Request,
+    mode: str = "new",
     beam_args: Sequence[str] = (),
     json_file: str | None = None,
 ) -> Manifest:
@@ -91,9 +94,10 @@ def convert(
 
     Args:
         inputs: files, directories or globs.
-        output: the dataset directory; missing or empty.
+        output: the dataset directory; missing or empty, but for the other modes.
         options: how to read the input.
         request: what to make of it.
+        mode: "new", "overwrite" or "resume"; see `output.OutputDirectory`.
         beam_args: for Beam's local runner.
         json_file: where a summary goes as JSON, if anywhere.
 
@@ -116,23 +120,28 @@ def convert(
     if ignored:
         listed = ", ".join(f"{count} {suffix}" for suffix, count in sorted(ignored.items()))
         print(f"ignored files of no known format: {listed}")
-    with OutputDirectory(output) as directory:
-        with Progress(directory.staging, num_splits=len(splits)) as progress:
-            plan, shards = run(
-                source=source, splits=splits, wishes=wishes, request=request,
-                staging=directory.staging, beam_args=beam_args, watch=progress.update,
-            )  # fmt: skip
-        check_unchanged(source)
-        manifest = make_manifest(request, source, plan, shards, ignored)
-        written = sum(split.num_records for split in manifest.splits.values())
-        if written != plan.num_records:
-            raise RecordError(
-                f"every record read must be written or rejected, got {written} of {plan.num_records} written."
-            )
+    check_apart(source, output)
+    with OutputDirectory(output, mode, identity(source, splits, options, request)) as directory:
+        manifest = directory.ready()
+        if manifest is None:
+            with Progress(directory.staging, num_splits=len(splits)) as progress:
+                plan, shards = run(
+                    source=source, splits=splits, wishes=wishes, request=request,
+                    staging=directory.staging, beam_args=beam_args, watch=progress.update,
+                )  # fmt: skip
+            check_unchanged(source)
+            manifest = make_manifest(request, source, plan, shards, ignored)
+            written = sum(split.num_records for split in manifest.splits.values())
+            if written != plan.num_records:
+                raise RecordError(
+                    f"every record read must be written or rejected, got {written} of {plan.num_records} written."
+                )
+        done = read_plan(directory.staging)
         directory.publish(manifest)
+    written = sum(split.num_records for split in manifest.splits.values())
     elapsed_s = time.monotonic() - started
     if json_file:
-        write_summary(json_file, manifest, plan, output, elapsed_s)
+        write_summary(json_file, manifest, done.notices if done else (), output, elapsed_s)
     total = sum(split.num_bytes for split in manifest.splits.values())
     print(
         f"{written / elapsed_s:,.0f} records/s, {num_bytes:,} bytes read, {total:,} bytes written, {elapsed_s:.1f} s"
@@ -142,7 +151,8 @@ def convert(
             f"WARNING: {manifest.num_rejected} of {written + manifest.num_rejected} rows were left out; "
             f"see {os.path.join(output, REJECTED)}"
         )
-    print(f"wrote {written} records in {len(shards)} shards to {output} ({manifest.num_rejected} rejected)")
+    num_shards = sum(len(split.shards) for split in manifest.splits.values())
+    print(f"wrote {written} records in {num_shards} shards to {output} ({manifest.num_rejected} rejected)")
     return manifest
 
 
@@ -167,11 +177,47 @@ def make_manifest(
         statistics=plan.statistics,
         source=described,
         shuffle_seed=request.seed if request.shuffle else None,
-        created_by={
-            "tfpipe": __version__,
-            **{name: metadata.version(name) for name in ("apache-beam", "pyarrow", "isal")},
-        },
+        created_by=versions(),
     )
+
+
+def versions() -> dict[str, str]:
+    """What the bytes of a dataset may depend on."""
+    packages = ("apache-beam", "pyarrow", "isal")
+    return {"tfpipe": __version__, **{name: metadata.version(name) for name in packages}}
+
+
+def identity(
+    source: Source, splits: Sequence[InputSplit], options: SourceOptions, request: Request
+) -> dict[str, Any]:
+    """What must be the same for a conversion to be resumed: all that its result depends on, as plain values."""
+    files = repr([(os.path.abspath(file.path), file.num_bytes, file.modified_ns) for file in source.files])
+    asked = dataclasses.asdict(options) | {
+        name: getattr(request, name) for name in (field.name for field in dataclasses.fields(request))
+    }
+    asked["declared"] = request.declared and request.declared.to_json()
+    asked["packs"] = [dataclasses.asdict(pack) for pack in request.packs]
+    return asked | {
+        "format": source.format,
+        "input (names, sizes, times)": hashlib.sha256(files.encode("utf-8", "surrogateescape")).hexdigest(),
+        "plan of input splits": hashlib.sha256(repr(list(splits)).encode()).hexdigest(),
+        "version": versions(),
+    }
+
+
+def check_apart(source: Source, output: str) -> None:
+    """Makes sure that the conversion does not read what it is about to replace.
+
+    Raises:
+        UsageError: an input file lies in the output directory.
+    """
+    directory = os.path.join(os.path.realpath(output), "")
+    for file in source.files:
+        if os.path.realpath(file.path).startswith(directory):
+            raise UsageError(
+                f"the output must lie apart from the input, got an input file in it ({file.path}). "
+                f"Choose another --output."
+            )
 
 
 def check_unchanged(source: Source) -> None:
@@ -189,7 +235,9 @@ def check_unchanged(source: Source) -> None:
             )
 
 
-def write_summary(path: str, manifest: Manifest, plan: PlanSummary, output: str, elapsed_s: float) -> None:
+def write_summary(
+    path: str, manifest: Manifest, notices: Sequence[str], output: str, elapsed_s: float
+) -> None:
     """Writes the summary as JSON."""
     records = sum(split.num_records for split in manifest.splits.values())
     summary = {
@@ -201,7 +249,7 @@ def write_summary(path: str, manifest: Manifest, plan: PlanSummary, output: str,
         "splits": {name: split.num_records for name, split in manifest.splits.items()},
         "compression": manifest.compression,
         "schema": manifest.schema.to_json(),
-        "notices": list(plan.notices),
+        "notices": list(notices),
         "elapsed_s": elapsed_s,
         "records_per_s": records / elapsed_s,
     }
@@ -223,6 +271,11 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help="a file, a directory or a glob; repeatable",
     )
     add("--output", required=True, metavar="DIR", help="the dataset directory; missing or empty")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--overwrite", dest="mode", action="store_const", const="overwrite", default="new",
+        help="replace the dataset there, which stays readable until the new one is whole")  # fmt: skip
+    modes.add_argument("--resume", dest="mode", action="store_const", const="resume",
+        help="go on from what a conversion that did not finish left there; begin, if there is nothing")  # fmt: skip
     add("--format", choices=("auto", *FORMATS), default="auto", help="default: by content, then by name")
     add("--no-header", action="store_true", help="the first row of CSV is data; columns are c0, c1, ...")
     add("--delimiter", metavar="C", help="between CSV fields; default: a comma, of TSV a tab")

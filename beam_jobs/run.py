@@ -24,7 +24,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_jobs.outcome import Failure, load, save
+from beam_jobs.outcome import PLAN_FAILURE, RESULTS, Failure, load, save
 from beam_jobs.plan import Plan, PlanSummary, Request
 from beam_jobs.scan import MakePlan, ScanSplit, read_plan
 from beam_jobs.sources import InputSplit, Source, Wishes
@@ -32,7 +32,6 @@ from beam_jobs.write import EncodeSplit, WriteShard
 from tfpipe.errors import TfpipeError
 from tfpipe.manifest import Shard
 
-RESULTS, PLAN_FAILURE = "results.json", "plan-failure.json"
 # Input below this is converted in this process: starting workers takes longer than the work.
 IN_MEMORY_BYTES = 24 << 20
 # How long the runner may take to notice that a worker process died. It does so where it talks to that

@@ -42,7 +42,12 @@ class ScanSplit(beam.DoFn):
     @guarded(lambda split, failure: (split.index, failure))
     def process(self, split: InputSplit) -> Iterator[tuple[int, SplitScan | Failure]]:
         """InputSplit -> (its index, what was found)."""
-        scan = self.source.scan(split, self.wishes, self.max_rejected)
+        name = f"scan-{split.index}.json"  # there if a run that is resumed got so far
+        if (found := load(self.staging, name)) is None:
+            scan = self.source.scan(split, self.wishes, self.max_rejected)
+            save(self.staging, name, scan.to_json())
+        else:
+            scan = SplitScan.from_json(found)
         mark(self.staging, "scan", split.index, scan.rows)
         yield split.index, scan
 

@@ -6,6 +6,7 @@ read it; summaries merge in split order, so the result never depends on who read
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,13 @@ class ColumnSummary:
             shape=join_shapes(self.shape, other.shape),
             quoted=self.quoted or other.quoted,
         )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, obj: dict[str, Any]) -> ColumnSummary:
+        """What its attributes are as plain values."""
+        shape = obj["shape"]
+        counts = np.array(obj["counts"], np.int64)
+        return cls(**obj | {"counts": counts, "shape": None if shape is None else tuple(shape)})
 
     @classmethod
     def absent(cls, rows: int) -> ColumnSummary:
@@ -262,3 +270,19 @@ class SplitScan:
     columns: dict[str, ColumnSummary] = field(default_factory=dict)
     bad: list[BadRow] = field(default_factory=list)
     narrowed: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a file."""
+        columns = {
+            name: vars(summary) | {"counts": summary.counts.tolist()}
+            for name, summary in self.columns.items()
+        }
+        return vars(self) | {"columns": columns, "bad": [dataclasses.asdict(bad) for bad in self.bad]}
+
+    @classmethod
+    def from_json(cls, obj: dict[str, Any]) -> SplitScan:
+        """What `to_json` gave."""
+        return cls(**obj | {
+            "columns": {name: ColumnSummary.from_json(summary) for name, summary in obj["columns"].items()},
+            "bad": [BadRow(**bad) for bad in obj["bad"]],
+        })  # fmt: skip
