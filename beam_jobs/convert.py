@@ -32,6 +32,7 @@ from beam_jobs.sources import InputSplit, Source, SourceOptions
 from beam_jobs.sources.find import FORMATS, open_source
 from beam_jobs.write import ISAL_MAX_LEVEL, MAX_LEVEL
 from tfpipe import __version__
+from tfpipe.data_quality import data_warnings
 from tfpipe.errors import (
     RecordError,
     SchemaError,
@@ -151,6 +152,8 @@ def convert(
             f"WARNING: {manifest.num_rejected} of {written + manifest.num_rejected} rows were left out; "
             f"see {os.path.join(output, REJECTED)}"
         )
+    for warning in data_warnings(manifest):
+        print(f"warning: {warning}")
     num_shards = sum(len(split.shards) for split in manifest.splits.values())
     print(f"wrote {written} records in {num_shards} shards to {output} ({manifest.num_rejected} rejected)")
     return manifest

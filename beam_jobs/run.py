@@ -28,7 +28,7 @@ from beam_jobs.outcome import PLAN_FAILURE, RESULTS, Failure, load, save
 from beam_jobs.plan import Plan, PlanSummary, Request
 from beam_jobs.scan import MakePlan, ScanSplit, read_plan
 from beam_jobs.sources import InputSplit, Source, Wishes
-from beam_jobs.write import EncodeSplit, WriteShard
+from beam_jobs.write import EncodeSplit, WriteShard, merge_statistics
 from tfpipe.errors import TfpipeError
 from tfpipe.manifest import Shard
 
@@ -170,7 +170,10 @@ def run(
         plan = read_plan(staging)
         if plan is None or len(plan.shard_splits) != len(shards):
             raise TfpipeError(f"every planned shard must be written, got {len(shards)}. Details: {log.path}")
-    return plan, shards
+    statistics = merge_statistics(staging, plan.schema, splits)
+    for name, known in plan.statistics.items():
+        statistics[name] |= {key: known[key] for key in ("unit", "narrowed") if key in known}
+    return dataclasses.replace(plan, statistics=statistics), shards
 
 
 def pipeline_options(beam_args: Sequence[str], num_bytes: int, num_splits: int) -> PipelineOptions:

@@ -14,13 +14,14 @@ import dataclasses
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import apache_beam as beam
 import numpy as np
+import pyarrow as pa
 
 from beam_jobs.encode import RECORD_MAX_BYTES, Encoded, RecordTooLong, encode_batch
 from beam_jobs.encode_kernels import place_records
@@ -28,8 +29,10 @@ from beam_jobs.outcome import Failure, guarded, has_failed, load, save
 from beam_jobs.plan import Plan, ShardPlan
 from beam_jobs.scan import mark
 from beam_jobs.sources import InputSplit, Source
+from beam_jobs.statistics import DatasetStatistics
 from tfpipe.errors import OutputError, RecordError, ShardError
 from tfpipe.manifest import Shard, shard_name
+from tfpipe.schema import Schema
 from tfpipe.tfrecord import WINDOW_BITS, read_shard
 
 SHARDS = "shards"
@@ -53,6 +56,11 @@ class Piece:
         """int64: per batch of n records their n places and n + 1 file offsets; then every n; then how many."""
         return Path(staging) / f"pieces-{self.split:05d}.index"
 
+    @property
+    def statistics_name(self) -> str:
+        """The file in staging that holds what its values are like."""
+        return f"statistics-{self.split}.json"
+
     def batches(self, staging: str) -> list[tuple[np.ndarray, np.ndarray]]:
         """Per batch its places and offsets (int64[n], int64[n + 1]), as they lie in the index."""
         index = np.memmap(self.index_path(staging), np.int64, "r")
@@ -67,7 +75,13 @@ class Piece:
     def is_whole(self, staging: str, num_records: int) -> bool:
         """Whether an earlier run left it with that many records, and nothing was lost of it since."""
         data, index = self.data_path(staging), self.index_path(staging)
-        if not data.exists() or not index.exists() or index.stat().st_size % 8 or not index.stat().st_size:
+        if (
+            not data.exists()
+            or load(staging, self.statistics_name) is None
+            or not index.exists()
+            or index.stat().st_size % 8
+            or not index.stat().st_size
+        ):
             return False
         batches = self.batches(staging)
         rows = sum(len(places) for places, _ in batches)
@@ -109,11 +123,14 @@ class EncodeSplit(beam.DoFn):
         counts: list[int] = []
         data_path, index_path = piece.data_path(self.staging), piece.index_path(self.staging)
         own = f".{os.getpid()}.part"  # another worker may be at it: of a run that was killed and is resumed
+        statistics = DatasetStatistics(plan.schema)
         with open(f"{data_path}{own}", "wb") as data, open(f"{index_path}{own}", "wb") as index:
             for batch in self.source.read(split, plan.wishes, rejected):
                 places = plan.places(split.index, rows, batch.num_rows)
                 order = np.argsort(places)
-                encoded = self._encode(plan, split, batch, order, rows)
+                features = plan.layout.assemble(batch)
+                statistics.add(features)
+                encoded = self._encode(plan, split, features, order, rows)
                 places = places[order]
                 data.write(encoded.data)
                 index.write(places)
@@ -130,14 +147,15 @@ class EncodeSplit(beam.DoFn):
                 f"the input must not change while it is converted, got {rows} records instead of {expected} "
                 f"({self.source.origin(split, 1)}). Convert again when nothing writes to it."
             )
+        save(self.staging, piece.statistics_name, statistics.to_json())
         os.replace(f"{data_path}{own}", data_path)
-        os.replace(f"{index_path}{own}", index_path)  # last: it says that both are whole
+        os.replace(f"{index_path}{own}", index_path)  # last: it says that all is whole
 
     def _encode(
-        self, plan: Plan, split: InputSplit, batch: Any, order: np.ndarray, rows_before: int
+        self, plan: Plan, split: InputSplit, features: pa.RecordBatch, order: np.ndarray, rows_before: int
     ) -> Encoded:
         try:
-            return encode_batch(plan.layout.assemble(batch), plan.schema, order)
+            return encode_batch(features, plan.schema, order)
         except RecordTooLong as error:
             number = int(plan.first_index[split.index]) + rows_before + error.row + 1
             path = self.source.origin(split, 1).rpartition(":")[0]
@@ -187,6 +205,15 @@ class WriteShard(beam.DoFn):
         save(self.staging, written, dataclasses.asdict(shard))
         mark(self.staging, "shard", index, shard.num_records)
         yield index, shard
+
+
+def merge_statistics(staging: str, schema: Schema, splits: Sequence[InputSplit]) -> dict[str, dict[str, Any]]:
+    """What the values of all input splits are like: the manifest's form, one object a feature."""
+    merged = DatasetStatistics(schema)
+    for split in splits:
+        found = load(staging, Piece(split=split.index).statistics_name)
+        merged.merge(DatasetStatistics(schema).load(found))
+    return merged.describe()
 
 
 def write_shard(

@@ -40,7 +40,6 @@ class ColumnSummary:
         highest: the highest integer.
         low: the lowest finite number.
         high: the highest finite number.
-        total: the sum of the finite numbers.
         shape: of the values so far, None for a dimension that differs; None before the first value.
         quoted: whether the source tells text from numbers (JSON), so that a column can't hold both.
     """
@@ -51,7 +50,6 @@ class ColumnSummary:
     highest: int = _INT64.min
     low: float = math.inf
     high: float = -math.inf
-    total: float = 0.0
     shape: tuple[int | None, ...] | None = None
     quoted: bool = False
 
@@ -67,7 +65,6 @@ class ColumnSummary:
             highest=max(self.highest, other.highest),
             low=min(self.low, other.low),
             high=max(self.high, other.high),
-            total=self.total + other.total,
             shape=join_shapes(self.shape, other.shape),
             quoted=self.quoted or other.quoted,
         )  # fmt: skip
@@ -123,25 +120,16 @@ class ColumnSummary:
         return nulls if dtype.startswith("float") else nulls + int(counts[NAN])
 
     def statistics(self, dtype: str) -> dict[str, Any]:
-        """The manifest's form: nulls; min, max, mean of finite numbers, or lengths of text."""
+        """What is known before the records are written: nulls, min and max of finite numbers."""
         nulls = self.nulls(dtype)
         result: dict[str, Any] = {"nulls": nulls}
         if dtype in ("string", "bytes"):
-            result["max_bytes"] = int(self.counts[TEXT_MAX])
-            result["mean_bytes"] = self.mean_text_bytes
             return result
         number = int if dtype in INTEGER_DTYPES or dtype == "bool" else float
         if self.low <= self.high:
             whole = number is int and self.lowest <= self.highest
             result["min"] = number(self.lowest) if whole else number(self.low)
             result["max"] = number(self.highest) if whole else number(self.high)
-            finite = self.rows - nulls - int(self.counts[INFINITE])
-            finite -= int(self.counts[NAN]) if dtype.startswith("float") else 0
-            result["mean"] = self.total / max(finite, 1)
-        if dtype.startswith("float") and self.counts[NAN]:
-            result["nan"] = int(self.counts[NAN])
-        if self.counts[INFINITE]:
-            result["infinite"] = int(self.counts[INFINITE])
         return result
 
     @property
@@ -240,7 +228,6 @@ def summarize_array(array: pa.Array, dtype: str) -> ColumnSummary:
             summary.lowest, summary.highest = int(values.min()), int(values.max())
     if len(values):
         summary.low, summary.high = float(values.min()), float(values.max())
-        summary.total = float(values.sum(dtype=np.float64))
         if values.dtype == np.float64:
             with np.errstate(over="ignore"):
                 counts[LOSSY32] = int((values.astype(np.float32) != values).sum())
