@@ -1,4 +1,4 @@
-"""Converts CSV, TSV, JSONL, Parquet, Avro, IDX or text files into a sharded, verified dataset directory.
+"""Converts CSV, TSV, JSONL, Parquet, Avro, IDX or text files, or folders of images into a sharded, verified dataset directory.
 
     python -m beam_jobs.convert --input data/*.csv --output data/train
 
@@ -26,7 +26,7 @@ from beam_jobs.output import OutputDirectory
 from beam_jobs.plan import MOST_REJECTED, PlanSummary, Request
 from beam_jobs.report import Progress, show_schema
 from beam_jobs.scan import REJECTED
-from beam_jobs.sources import Source, SourceOptions
+from beam_jobs.sources import ImageOptions, Source, SourceOptions
 from beam_jobs.sources.find import FORMATS, open_source
 from beam_jobs.write import ISAL_MAX_LEVEL, MAX_LEVEL
 from tfpipe import __version__
@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(argv: Sequence[str]) -> None:
     args, beam_args = parse_args(argv)
     request = request_from(args)
-    options = SourceOptions(format=args.format, header=not args.no_header, delimiter=args.delimiter)
+    options = SourceOptions(
+        format=args.format, header=not args.no_header, delimiter=args.delimiter, images=image_options(args)
+    )
     check_beam_args(beam_args)
     if args.json:
         check_output_file(args.json, "--json")
@@ -110,9 +112,8 @@ def convert(
     wishes = scan_wishes(request.packs, request.declared, source.columns)
     splits = source.plan()
     num_bytes = sum(file.num_bytes for file in source.files)
-    print(
-        f"reading {len(source.files)} {source.format} file{'s' * (len(source.files) > 1)}, {num_bytes:,} bytes"
-    )
+    kind = "image" if source.format == "images" else source.format
+    print(f"reading {len(source.files)} {kind} file{'s' * (len(source.files) > 1)}, {num_bytes:,} bytes")
     if ignored:
         listed = ", ".join(f"{count} {suffix}" for suffix, count in sorted(ignored.items()))
         print(f"ignored files of no known format: {listed}")
@@ -153,10 +154,9 @@ def make_manifest(
     by_split: dict[str, list[Shard]] = {name: [] for name, _ in request.splits}
     for split, shard in zip(plan.shard_splits, shards, strict=True):
         by_split[split].append(shard)
-    described: dict[str, Any] = {
-        "format": source.format,
-        "files": [{"name": file.name, "num_bytes": file.num_bytes} for file in source.files],
-    }
+    described = source.describe()
+    if plan.counts:
+        described["stored"] = plan.counts
     if ignored:
         described["ignored_files"] = dict(sorted(ignored.items()))
     return Manifest(
@@ -226,6 +226,18 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--format", choices=("auto", *FORMATS), default="auto", help="default: by content, then by name")
     add("--no-header", action="store_true", help="the first row of CSV is data; columns are c0, c1, ...")
     add("--delimiter", metavar="C", help="between CSV fields; default: a comma, of TSV a tab")
+    images = parser.add_argument_group("images")
+    images.add_argument("--image-as", choices=("encoded", "raw"), default="encoded",
+        help="files as they are, or PNG (default); or tensors of pixels, all of one shape")  # fmt: skip
+    images.add_argument(
+        "--image-channels", type=int, choices=(1, 3, 4), help="of every image: grey, RGB, RGBA"
+    )
+    images.add_argument("--image-size", metavar="HxW",
+        help="of every image, e.g. 224x224: bilinear with anti-aliasing, the aspect is not kept")  # fmt: skip
+    images.add_argument("--no-decode-check", action="store_true",
+        help="do not decode images that are copied as they are: faster, but damage shows only in training")  # fmt: skip
+    images.add_argument("--labels-from", metavar="MANIFEST", default="",
+        help="number the classes as this dataset does (validation data as the training data)")  # fmt: skip
     add(
         "--schema",
         metavar="FILE",
@@ -278,6 +290,29 @@ def request_from(args: argparse.Namespace) -> Request:
         level=args.compression_level,
         max_rejected=max_rejected,
         max_rejected_fraction=max_rejected_fraction,
+    )
+
+
+def image_options(args: argparse.Namespace) -> ImageOptions:
+    """Reads the options of images.
+
+    Raises:
+        UsageError: --image-size has another form than HxW.
+    """
+    size = None
+    if args.image_size is not None:
+        match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", args.image_size, re.ASCII)
+        if not match:
+            raise UsageError(
+                f"--image-size must have the form HEIGHTxWIDTH, e.g. 224x224, each 1 to 99999, got {args.image_size!r}."
+            )
+        size = int(match[1]), int(match[2])
+    return ImageOptions(
+        form=args.image_as,
+        channels=args.image_channels,
+        size=size,
+        decode_check=not args.no_decode_check,
+        labels_from=args.labels_from,
     )
 
 
