@@ -7,6 +7,7 @@ and options give the same plan, whoever did the scanning.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -114,6 +115,7 @@ class PlanSummary:
         num_rejected: rows left out.
         shard_splits: the split of each shard.
         notices: sentences that the user should read.
+        counts: records by what the source did to them.
     """
 
     schema: Schema
@@ -123,6 +125,7 @@ class PlanSummary:
     num_rejected: int
     shard_splits: tuple[str, ...]
     notices: tuple[str, ...]
+    counts: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a file."""
@@ -139,6 +142,7 @@ class PlanSummary:
             num_rejected=obj["num_rejected"],
             shard_splits=tuple(obj["shard_splits"]),
             notices=tuple(obj["notices"]),
+            counts=obj["counts"],
         )
 
 
@@ -162,6 +166,7 @@ class Plan:
         shards: of all splits.
         rejected: rows left out: their numbers (int64[]), by the index of their input split.
         notices: sentences that the user should read.
+        counts: records by what the source did to them.
     """
 
     schema: Schema
@@ -178,6 +183,7 @@ class Plan:
     shards: tuple[ShardPlan, ...]
     rejected: Mapping[int, np.ndarray] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_records(self) -> int:
@@ -193,6 +199,7 @@ class Plan:
             num_rejected=sum(map(len, self.rejected.values())),
             shard_splits=tuple(shard.split for shard in self.shards),
             notices=self.notices,
+            counts=dict(self.counts),
         )
 
     def places(self, split: int, first: int, count: int) -> np.ndarray:
@@ -306,6 +313,11 @@ def make_plan(
     else:  # shapes were checked value by value
         columns = list(source.columns or (SourceColumn(name=name, shape=None) for name in scanned))
     layout, notices = build_layout(request.packs, request.declared, columns, scanned)
+    counts = Counter[str]()
+    for scan in scans:
+        counts.update(scan.counts)
+    notices += source.notices()
+    notices += [f"{source.format}: {count} {what}" for what, count in sorted(counts.items())]
     summaries = feature_summaries(layout.columns, scanned)
     statistics = _statistics(layout, columns, summaries)
     for name, names in layout.columns.items():
@@ -358,6 +370,7 @@ def make_plan(
         shards=tuple(shards),
         rejected={split: np.array(rows, np.int64) for split, rows in rejected.items()},
         notices=tuple(notices),
+        counts=dict(sorted(counts.items())),
     )
     return plan, rejects
 

@@ -98,8 +98,10 @@ def choose_compression(plan: Plan, source: Source, splits: Sequence[InputSplit])
         splits: of the source; the first and the middle one are looked at.
 
     Returns:
-        "GZIP", or "" where the sample hardly shrinks.
+        "GZIP", or "" where the sample hardly shrinks or need not be tried.
     """
+    if source.is_compressed:
+        return ""
     from isal import isal_zlib
 
     from beam_jobs.encode import encode_batch

@@ -249,6 +249,7 @@ class SplitScan:
         columns: one summary a column, in the order of appearance.
         bad: rows that can't be taken, ascending; one more than allowed if the rest was not looked at.
         narrowed: per feature, values that a declared dtype shortened.
+        counts: records by what the source did to them, in words that follow a number.
     """
 
     index: int
@@ -257,6 +258,7 @@ class SplitScan:
     columns: dict[str, ColumnSummary] = field(default_factory=dict)
     bad: list[BadRow] = field(default_factory=list)
     narrowed: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a file."""
