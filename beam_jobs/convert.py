@@ -116,7 +116,7 @@ def convert(
     with OutputDirectory(output, mode, identity(source, splits, options, request)) as directory:
         manifest = directory.ready()
         if manifest is None:
-            with Progress(directory.staging, num_splits=len(splits)) as progress:
+            with Progress(directory.staging, num_splits=len(splits), num_bytes=num_bytes) as progress:
                 plan, shards = run(
                     source=source, splits=splits, wishes=wishes, request=request,
                     staging=directory.staging, beam_args=beam_args, watch=progress.update,
