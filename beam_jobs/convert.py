@@ -160,6 +160,8 @@ def make_manifest(
     described = source.describe()
     if plan.counts:
         described["stored"] = plan.counts
+    if request.split_by:
+        described["split_by"] = request.split_by
     if ignored:
         described["ignored_files"] = dict(sorted(ignored.items()))
     return Manifest(

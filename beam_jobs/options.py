@@ -66,6 +66,8 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--pack", action="append", default=[], metavar="NAME=COLUMNS[:SHAPE]",
         help="numeric columns become one tensor feature, e.g. image=p0..p63:8x8; repeatable")  # fmt: skip
     add("--split", action="append", default=[], metavar="NAME=FRACTION", help="repeatable; default train=1")
+    add("--split-by", metavar="FEATURE", default="",
+        help="keep records of equal values in one split (a user's, a patient's); fractions then hold about")  # fmt: skip
     shards = parser.add_mutually_exclusive_group()
     shards.add_argument(
         "--num-shards", type=int, metavar="N", help="of each split; default: by size, at least 24"
@@ -98,10 +100,16 @@ def request_from(args: argparse.Namespace) -> Request:
     if args.compression_level > MAX_LEVEL:
         raise UsageError(f"--compression-level must be at most {MAX_LEVEL}, got {args.compression_level}.")
     max_rejected, max_rejected_fraction = parse_max_rejected(args.on_error, args.max_rejected)
+    if args.split_by and len(args.split) < 2:
+        raise UsageError(
+            f"--split-by {args.split_by} must come with two splits or more, got {len(args.split)}. Add e.g. "
+            f"--split train=0.9 --split test=0.1."
+        )
     return Request(
         packs=tuple(parse_pack(text) for text in args.pack),
         declared=read_schema(args.schema) if args.schema else None,
         splits=parse_splits(args.split),
+        split_by=args.split_by,
         num_shards=args.num_shards,
         shard_bytes=parse_size(args.shard_bytes) if args.shard_bytes else None,
         shuffle=not args.no_shuffle,

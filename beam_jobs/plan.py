@@ -38,6 +38,7 @@ class Request:
         packs: columns that become tensors.
         declared: the schema of the final features, or None to infer it.
         splits: names and fractions, in order.
+        split_by: a feature whose equal values stay in one split; "" for none.
         num_shards: of each split; None for by size.
         shard_bytes: framed bytes of a shard before compression, where `num_shards` is None.
         shuffle: whether records are permuted; else they keep the source's order.
@@ -51,6 +52,7 @@ class Request:
     packs: tuple[Pack, ...] = ()
     declared: Schema | None = None
     splits: tuple[tuple[str, float], ...] = (("train", 1.0),)
+    split_by: str = ""
     num_shards: int | None = None
     shard_bytes: int | None = None
     shuffle: bool = True
@@ -163,6 +165,8 @@ class Plan:
         split_edges: int64[splits + 1], the places where splits start.
         ranks: int64[input splits, splits], for an unshuffled dataset of several splits:
             records of each split before each input split.
+        record_bytes: of a framed record, estimated.
+        split_by: the feature whose equal values stay in one split; "" for none. See `keys`.
         shards: of all splits.
         rejected: rows left out: their numbers (int64[]), by the index of their input split.
         notices: sentences that the user should read.
@@ -180,6 +184,8 @@ class Plan:
     seed: int
     split_edges: np.ndarray
     ranks: np.ndarray | None
+    record_bytes: int
+    split_by: str
     shards: tuple[ShardPlan, ...]
     rejected: Mapping[int, np.ndarray] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
@@ -326,6 +332,8 @@ def make_plan(
             notices.append(
                 f"{name}: {count} values lost digits in the declared {layout.schema.features[name].dtype}"
             )
+    if request.split_by:
+        _check_key(request.split_by, layout.schema, statistics)
     first_index = np.concatenate(([0], np.cumsum([scan.rows for scan in scans]))).astype(np.int64)
     num_records = int(first_index[-1])
     names = [name for name, _ in request.splits]
@@ -341,17 +349,7 @@ def make_plan(
     if not request.shuffle and len(sizes) > 1:
         ranks = _ranks(first_index, num_records, request.seed, edges)
     record_bytes = estimate_bytes(layout.schema, _payload_bytes(layout, summaries, num_records))
-    shards: list[ShardPlan] = []
-    for k, name in enumerate(names):
-        count = num_shards(request, sizes[k], record_bytes)
-        if request.num_shards is not None and count < request.num_shards:
-            notices.append(f"split {name}: {count} shards instead of {request.num_shards}, one a record")
-        cuts = bounds(sizes[k], count) + edges[k]
-        for i in range(count):
-            size = int(cuts[i + 1] - cuts[i])
-            parts = max(1, -(-size * record_bytes // BUCKET_BYTES))
-            part_edges = bounds(size, min(parts, size)) + cuts[i]
-            shards.append(ShardPlan(split=name, index=i, num_shards=count, edges=tuple(part_edges.tolist())))
+    shards, fewer = cut_shards(request, edges, record_bytes)
     rejected: dict[int, list[int]] = {}
     for reject in rejects:
         rejected.setdefault(reject.split, []).append(reject.row)
@@ -367,12 +365,58 @@ def make_plan(
         seed=request.seed,
         split_edges=edges,
         ranks=ranks,
-        shards=tuple(shards),
+        record_bytes=record_bytes,
+        split_by=request.split_by,
+        shards=shards,
         rejected={split: np.array(rows, np.int64) for split, rows in rejected.items()},
-        notices=tuple(notices),
+        notices=(*notices, *fewer),
         counts=dict(sorted(counts.items())),
     )
     return plan, rejects
+
+
+def _check_key(key: str, schema: Schema, statistics: Mapping[str, Any]) -> None:
+    feature = schema.features.get(key)
+    if feature is None or feature.shape != ():
+        scalars = ", ".join(name for name, found in schema.features.items() if found.shape == ())
+        what = "no feature" if feature is None else "a tensor"
+        raise UsageError(
+            f"--split-by must name a feature of single values, got {key!r}, {what}; there are {scalars}."
+        )
+    if nulls := statistics[key]["nulls"]:
+        raise RecordError(
+            f"every record must have a key to be split by, got {nulls} without {key!r}. Fill it in, or leave "
+            f"these records out."
+        )
+
+
+def cut_shards(
+    request: Request, edges: np.ndarray, record_bytes: int
+) -> tuple[tuple[ShardPlan, ...], tuple[str, ...]]:
+    """Cuts splits into shards.
+
+    Args:
+        request: how many, or how large.
+        edges: int64[splits + 1], the places where splits start.
+        record_bytes: of a framed record, estimated.
+
+    Returns:
+        The shards of all splits, and sentences that the user should read.
+    """
+    shards: list[ShardPlan] = []
+    notices = []
+    sizes = np.diff(edges).tolist()
+    for k, (name, _) in enumerate(request.splits):
+        count = num_shards(request, sizes[k], record_bytes)
+        if request.num_shards is not None and count < request.num_shards:
+            notices.append(f"split {name}: {count} shards instead of {request.num_shards}, one a record")
+        cuts = bounds(sizes[k], count) + edges[k]
+        for i in range(count):
+            size = int(cuts[i + 1] - cuts[i])
+            parts = max(1, -(-size * record_bytes // BUCKET_BYTES))
+            part_edges = bounds(size, min(parts, size)) + cuts[i]
+            shards.append(ShardPlan(split=name, index=i, num_shards=count, edges=tuple(part_edges.tolist())))
+    return tuple(shards), tuple(notices)
 
 
 def _statistics(

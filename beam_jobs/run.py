@@ -24,6 +24,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
+from beam_jobs.keys import CountKeys, FinishPlan
 from beam_jobs.outcome import PLAN_FAILURE, RESULTS, Failure, load, save
 from beam_jobs.plan import Plan, PlanSummary, Request
 from beam_jobs.scan import MakePlan, ScanSplit, read_plan
@@ -94,10 +95,17 @@ def build(
         | "CollectScans" >> beam.combiners.ToList()
         | "MakePlan" >> beam.ParDo(MakePlan(request, source, splits, staging))  # Plan | Failure
     )
+    if request.split_by:
+        plan = (
+            inputs
+            | "CountKeys" >> beam.ParDo(CountKeys(request, source, staging), beam.pvalue.AsSingleton(plan))
+            | "CollectKeys" >> beam.combiners.ToList()
+            | "FinishPlan" >> beam.ParDo(FinishPlan(request, staging), beam.pvalue.AsSingleton(plan))
+        )
     plan | "SavePlanFailure" >> beam.ParDo(SavePlanFailure(staging))
     (
         inputs
-        | "EncodeSplit" >> beam.ParDo(EncodeSplit(source, staging), beam.pvalue.AsSingleton(plan))
+        | "EncodeSplit" >> beam.ParDo(EncodeSplit(request, source, staging), beam.pvalue.AsSingleton(plan))
         | "GroupByShard" >> beam.GroupByKey()  # (shard, [Piece | Failure])
         | "WriteShard" >> beam.ParDo(WriteShard(staging), beam.pvalue.AsSingleton(plan))
         | "CollectShards" >> beam.combiners.ToList()  # [(shard, Shard | Failure)]

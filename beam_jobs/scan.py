@@ -69,7 +69,7 @@ class MakePlan(beam.DoFn):
     def process(self, scans: list[tuple[int, SplitScan | Failure]]) -> Iterator[Plan | Failure]:
         """All scans, in any order -> Plan | Failure."""
         plan = self._plan([scan for _, scan in sorted(scans, key=lambda item: item[0])])
-        if isinstance(plan, Plan):
+        if isinstance(plan, Plan) and not self.request.split_by:  # else `keys.FinishPlan` does
             save(self.staging, PLAN, plan.summary().to_json())
         yield plan
 

@@ -11,7 +11,7 @@ depend on who counted what, since input splits and batches don't.
 
 Source: Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance" (merging);
 Bar-Yossef et al. 2002, Beyer et al. 2007 (distinct values from the k smallest hashes: standard error
-1 / sqrt(k - 2)); Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (the hash).
+1 / sqrt(k - 2)).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from beam_jobs.encode import text_buffers
+from beam_jobs.hashing import hash_array
 from beam_jobs.kernels import kernel
 from beam_jobs.sources.fit import is_list, list_lengths
 from tfpipe.schema import TEXT_DTYPES, Feature, Schema
@@ -33,46 +34,6 @@ SKETCH_MAX, SKETCH_MIN, SKETCHES_MAX = 512, 64, 100_000
 # A feature with more distinct values than this, or with longer ones, is hardly one of classes.
 CLASSES_MAX, CLASS_NAME_MAX = 100, 100
 _SAMPLE = 1000
-
-
-@kernel
-def _mix(x):
-    """The finalizer of SplitMix64: every bit of the result depends on every bit of x (uint64)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@kernel
-def _hash_numbers(bits, limit, out):
-    """Hashes of uint64[n] below the limit, into out; returns how many."""
-    found = 0
-    for i in range(len(bits)):
-        value = _mix(bits[i] + np.uint64(0x9E3779B97F4A7C15))
-        if value < limit:
-            out[found] = value
-            found += 1
-    return found
-
-
-@kernel
-def _hash_texts(data, offsets, limit, out):
-    """The same of texts, which lie in data (uint8[]) from offsets[i] to offsets[i + 1]."""
-    found = 0
-    for i in range(len(offsets) - 1):
-        at, end = offsets[i], offsets[i + 1]
-        value = _mix(np.uint64(end - at) + np.uint64(0x9E3779B97F4A7C15))
-        while at < end:
-            word = np.uint64(0)
-            stop = min(at + 8, end)
-            while at < stop:
-                word = (word << np.uint64(8)) | np.uint64(data[at])
-                at += 1
-            value = _mix(value ^ word) + np.uint64(0x9E3779B97F4A7C15)
-        if value < limit:
-            out[found] = value
-            found += 1
-    return found
 
 
 @kernel
@@ -185,12 +146,10 @@ class FeatureStatistics:
     def _add_texts(self, texts: pa.Array, *, scalar: bool) -> None:
         if not len(texts):
             return
-        offsets, data = text_buffers(texts)
-        sizes = np.diff(offsets)
+        sizes = np.diff(text_buffers(texts)[0])
         self._add_moments(int(sizes.min()), int(sizes.max()), len(sizes), float(sizes.mean()), 0.0)
         if scalar:
-            out = np.empty(len(sizes), np.uint64)
-            self._add_hashes(out[: _hash_texts(data, offsets, self._limit, out)])
+            self._add_hashes(hash_array(texts))
 
     def _add_numbers(self, array: pa.Array, *, scalar: bool) -> None:
         if pa.types.is_boolean(array.type):
@@ -217,9 +176,7 @@ class FeatureStatistics:
         else:
             self._add_values(values)
         if scalar:
-            wide = values.astype(np.float64) + 0.0 if values.dtype.kind == "f" else values.astype(np.int64)
-            out = np.empty(len(wide), np.uint64)
-            self._add_hashes(out[: _hash_numbers(wide.view(np.uint64), self._limit, out)])
+            self._add_hashes(hash_array(pa.array(values)))
 
     def _add_values(self, values: np.ndarray) -> None:
         if not len(values):
@@ -243,13 +200,9 @@ class FeatureStatistics:
         self.lengths = [min(low, lengths[0]), max(high, lengths[1])]
         self.values += values
 
-    @property
-    def _limit(self) -> np.uint64:
-        """No hash from here on is among the lowest."""
-        full = len(self.sketch) == self.sketch_size
-        return self.sketch[-1] if full else np.uint64(2**64 - 1)  # type: ignore[no-any-return]
-
     def _add_hashes(self, hashes: np.ndarray) -> None:
+        if len(self.sketch) == self.sketch_size:
+            hashes = hashes[hashes < self.sketch[-1]]
         if len(hashes):
             self.sketch = np.union1d(self.sketch, hashes)[: self.sketch_size]
 

@@ -25,8 +25,9 @@ import pyarrow as pa
 
 from beam_jobs.encode import RECORD_MAX_BYTES, Encoded, RecordTooLong, encode_batch
 from beam_jobs.encode_kernels import place_records
+from beam_jobs.keys import Placer
 from beam_jobs.outcome import Failure, guarded, has_failed, load, save
-from beam_jobs.plan import Plan, ShardPlan
+from beam_jobs.plan import Plan, Request, ShardPlan
 from beam_jobs.scan import mark
 from beam_jobs.sources import InputSplit, Source
 from beam_jobs.statistics import DatasetStatistics
@@ -93,12 +94,13 @@ class EncodeSplit(beam.DoFn):
     """Encodes an input split and leaves its records in staging, sorted by place.
 
     Args:
+        request: what the user asked for.
         source: to read.
         staging: the run's own directory.
     """
 
-    def __init__(self, source: Source, staging: str) -> None:
-        self.source, self.staging = source, staging
+    def __init__(self, request: Request, source: Source, staging: str) -> None:
+        self.request, self.source, self.staging = request, source, staging
 
     @guarded(lambda _, failure: (-1, failure))
     def process(self, split: InputSplit, plan: Plan | Failure) -> Iterator[tuple[int, Piece | Failure]]:
@@ -124,11 +126,12 @@ class EncodeSplit(beam.DoFn):
         data_path, index_path = piece.data_path(self.staging), piece.index_path(self.staging)
         own = f".{os.getpid()}.part"  # another worker may be at it: of a run that was killed and is resumed
         statistics = DatasetStatistics(plan.schema)
+        placer = Placer(self.request, plan, split.index)
         with open(f"{data_path}{own}", "wb") as data, open(f"{index_path}{own}", "wb") as index:
             for batch in self.source.read(split, plan.wishes, rejected):
-                places = plan.places(split.index, rows, batch.num_rows)
-                order = np.argsort(places)
                 features = plan.layout.assemble(batch)
+                places = placer.place(features)
+                order = np.argsort(places)
                 statistics.add(features)
                 encoded = self._encode(plan, split, features, order, rows)
                 places = places[order]
