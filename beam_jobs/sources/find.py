@@ -11,6 +11,7 @@ import dataclasses
 import glob
 import importlib
 import os
+import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,12 +31,13 @@ _OPENERS = {
     "text": ("lines", "open_lines"),
     "avro": ("avro", "open_avro"),
     "idx": ("idx", "open_idx"),
+    "npz": ("npy", "open_npz"),
 }
 FORMATS = tuple(_OPENERS)
 _SUFFIXES = {
-    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet", ".pq": "parquet", ".avro": "avro", ".idx": "idx",
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet", ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz",
 }  # fmt: skip
-_MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro"}
+_MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro", b"\x93NUMPY": "npz"}
 _MAGIC_BYTES = 1024
 _IDX_TYPES = (0x08, 0x09, 0x0B, 0x0C, 0x0D, 0x0E)
 
@@ -182,9 +184,21 @@ def sniff(path: str) -> str | None:
             return kind
     if len(head) >= 4 and head[:2] == b"\0\0" and head[2] in _IDX_TYPES and 1 <= head[3] <= 8:
         return "idx"
+    if head.startswith(b"PK") and _holds_arrays(path):
+        return "npz"
     name = Path(path).name.lower()
     for suffix in COMPRESSED_SUFFIXES:
         name = name.removesuffix(suffix)
     if name.endswith("-ubyte") and "idx" in name:
         return "idx"
     return _SUFFIXES.get(Path(name).suffix)
+
+
+def _holds_arrays(path: str) -> bool:
+    """Whether it is a zip of nothing but NumPy's files, whatever it is called."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile, NotImplementedError):
+        return False  # the name still tells
+    return bool(names) and all(name.endswith(".npy") for name in names)
