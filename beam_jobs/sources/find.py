@@ -11,6 +11,7 @@ import dataclasses
 import glob
 import importlib
 import os
+import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,14 +33,16 @@ _OPENERS = {
     "text": ("lines", "open_lines"),
     "avro": ("avro", "open_avro"),
     "idx": ("idx", "open_idx"),
+    "npz": ("npy", "open_npz"),
     "images": ("images", "open_images"),
 }
 FORMATS = tuple(_OPENERS)
 _SUFFIXES = {
-    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet", ".pq": "parquet", ".avro": "avro", ".idx": "idx",
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet",
+    ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz",
     **dict.fromkeys(IMAGE_SUFFIXES, "images"),
 }  # fmt: skip
-_MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro"}
+_MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro", b"\x93NUMPY": "npz"}
 _MAGIC_BYTES = 1024
 _IMAGE_OPTIONS = {
     "form": "--image-as", "channels": "--image-channels", "size": "--image-size",
@@ -234,6 +237,8 @@ def sniff(path: str) -> str | None:
         return "images"
     if len(head) >= 4 and head[:2] == b"\0\0" and head[2] in _IDX_TYPES and 1 <= head[3] <= 8:
         return "idx"
+    if head.startswith(b"PK") and _holds_arrays(path):
+        return "npz"
     return format_by_name(os.path.basename(path))
 
 
@@ -245,3 +250,13 @@ def format_by_name(name: str) -> str | None:
     if name.endswith("-ubyte") and "idx" in name:
         return "idx"
     return _SUFFIXES.get(Path(name).suffix)
+
+
+def _holds_arrays(path: str) -> bool:
+    """Whether it is a zip of nothing but NumPy's files, whatever it is called."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile, NotImplementedError):
+        return False  # the name still tells
+    return bool(names) and all(name.endswith(".npy") for name in names)
