@@ -23,12 +23,13 @@ from typing import Any
 from beam_jobs.layout import scan_wishes
 from beam_jobs.options import check_beam_args, parse_args, request_from, source_options
 from beam_jobs.outcome import Failure
-from beam_jobs.output import OutputDirectory
+from beam_jobs.output import OTHER_FILES, OutputDirectory
 from beam_jobs.plan import PlanSummary, Request
 from beam_jobs.report import Progress, show_schema
 from beam_jobs.scan import REJECTED, read_plan
 from beam_jobs.sources import InputSplit, Source, SourceOptions
 from beam_jobs.sources.find import open_source
+from beam_jobs.tfds import metadata_files, write_metadata
 from tfpipe import __version__
 from tfpipe.data_quality import data_warnings
 from tfpipe.errors import (
@@ -128,6 +129,8 @@ def convert(
                 raise RecordError(
                     f"every record read must be written or rejected, got {written} of {plan.num_records} written."
                 )
+            if request.tfds_metadata:
+                write_metadata(directory.staging, manifest, os.path.basename(os.path.abspath(output)))
         done = read_plan(directory.staging)
         directory.publish(manifest)
     written = sum(split.num_records for split in manifest.splits.values())
@@ -160,6 +163,8 @@ def make_manifest(
     described = source.describe()
     if plan.counts:
         described["stored"] = plan.counts
+    if request.tfds_metadata:
+        described[OTHER_FILES] = metadata_files(plan.schema)
     if request.split_by:
         described["split_by"] = request.split_by
     if ignored:

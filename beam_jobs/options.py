@@ -82,6 +82,8 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help="what a row that can't be taken does: stop the conversion (default), or go to rejected.jsonl")  # fmt: skip
     add("--max-rejected", metavar="N|P%",
         help="how many rows may go there before the conversion fails, e.g. 100 or 0.1%%; with quarantine")  # fmt: skip
+    add("--tfds-metadata", action="store_true",
+        help="write what tfds.builder_from_directory needs, too; implies --compression none")  # fmt: skip
     add("--json", metavar="FILE", help="write a summary as JSON")
     return parser.parse_known_args(argv)
 
@@ -105,6 +107,10 @@ def request_from(args: argparse.Namespace) -> Request:
             f"--split-by {args.split_by} must come with two splits or more, got {len(args.split)}. Add e.g. "
             f"--split train=0.9 --split test=0.1."
         )
+    if args.tfds_metadata and args.compression not in ("auto", "none"):
+        raise UsageError(
+            f"--tfds-metadata must come with --compression none, which is all that TFDS reads, got {args.compression}."
+        )
     return Request(
         packs=tuple(parse_pack(text) for text in args.pack),
         declared=read_schema(args.schema) if args.schema else None,
@@ -114,7 +120,8 @@ def request_from(args: argparse.Namespace) -> Request:
         shard_bytes=parse_size(args.shard_bytes) if args.shard_bytes else None,
         shuffle=not args.no_shuffle,
         seed=args.seed,
-        compression=_COMPRESSIONS[args.compression],
+        compression="" if args.tfds_metadata else _COMPRESSIONS[args.compression],
+        tfds_metadata=args.tfds_metadata,
         level=args.compression_level,
         max_rejected=max_rejected,
         max_rejected_fraction=max_rejected_fraction,

@@ -37,6 +37,8 @@ from tfpipe.manifest import FILE_NAME, INDEX_FORMAT, Manifest
 STAGING_PREFIX = ".staging-"
 # In staging: how the run was begun; and, once all shards are verified, the names that give way to them.
 BEGUN, PUBLISHING = "begun.json", "publishing.json"
+# In the manifest's source: files beside the shards.
+OTHER_FILES = "other_files"
 _OF_ONE_RUN = (FAILED, RESULTS, PLAN_FAILURE)
 
 
@@ -104,8 +106,7 @@ class OutputDirectory:
             OutputError: a name is taken, or a file is not there afterwards.
             OSError: the disk.
         """
-        names = [shard.name for split in manifest.splits.values() for shard in split.shards]
-        names += [REJECTED] if manifest.num_rejected else []
+        names = _files_beside(manifest)
         publishing = load(self.staging, PUBLISHING)
         if publishing is None:
             for name in names:
@@ -132,7 +133,8 @@ class OutputDirectory:
         self._old_is_gone = bool(self._old)
         os.fsync(self._handle)
         for name in names:
-            staged = staging / name if name == REJECTED else staging / SHARDS / name
+            staged = staging / SHARDS / name
+            staged = staged if staged.exists() else staging / name
             if staged.exists():
                 self._published.append(self.path / name)
                 os.replace(staged, self.path / name)
@@ -230,8 +232,7 @@ class OutputDirectory:
                 f"--overwrite must replace a dataset that was converted, got files that were only indexed and "
                 f"may be the only copy ({self.path}). Choose another --output."
             )
-        names = [shard.name for split in manifest.splits.values() for shard in split.shards]
-        return names + ([REJECTED] if manifest.num_rejected else [])
+        return _files_beside(manifest)
 
     def _resume(self, left: list[str]) -> None:
         if len(left) > 1:
@@ -282,6 +283,14 @@ class OutputDirectory:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def _files_beside(manifest: Manifest) -> list[str]:
+    """The names of all files of a dataset but its manifest's."""
+    names = [shard.name for split in manifest.splits.values() for shard in split.shards]
+    names += [REJECTED] if manifest.num_rejected else []
+    # A manifest is a file that anybody may have written: no name leads out of its directory.
+    return names + [str(name) for name in manifest.source.get(OTHER_FILES, ()) if "/" not in str(name)]
 
 
 def _shown(value: Any) -> str:

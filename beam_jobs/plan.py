@@ -19,6 +19,7 @@ from beam_jobs.layout import Layout, Pack, build_layout, feature_summaries, reso
 from beam_jobs.shuffle import bounds, permute, split_sizes
 from beam_jobs.sources import InputSplit, Source, SourceColumn, Wishes
 from beam_jobs.sources.summary import ColumnSummary, SplitScan
+from beam_jobs.tfds import describe_features
 from tfpipe.errors import RecordError, UsageError
 from tfpipe.schema import ITEMSIZE_BYTES, TEXT_DTYPES, Schema
 
@@ -45,6 +46,7 @@ class Request:
         seed: of the permutation.
         compression: "GZIP", "ZLIB", "" or "auto".
         level: of the compression.
+        tfds_metadata: whether TFDS is to read the dataset, too.
         max_rejected: rows that may be left out.
         max_rejected_fraction: of all rows, in place of a number.
     """
@@ -59,6 +61,7 @@ class Request:
     seed: int = 0
     compression: str = "auto"
     level: int = 1
+    tfds_metadata: bool = False
     max_rejected: int = 0
     max_rejected_fraction: float | None = None
 
@@ -332,6 +335,8 @@ def make_plan(
             notices.append(
                 f"{name}: {count} values lost digits in the declared {layout.schema.features[name].dtype}"
             )
+    if request.tfds_metadata:
+        describe_features(layout.schema)  # what TFDS can't read is told before the work
     if request.split_by:
         _check_key(request.split_by, layout.schema, statistics)
     first_index = np.concatenate(([0], np.cumsum([scan.rows for scan in scans]))).astype(np.int64)
