@@ -305,7 +305,9 @@ def raw_tiff(bits, samples, extra=(), sample_format=1, photometric=2, subfile=0,
 REFUSED = {
     "empty": (b"", "an empty file"),
     "text": (b"<html>not found</html>", "JPEG, PNG, GIF, BMP, WebP or TIFF do, got a beginning of b'<html>not fo'"),
-    "JPEG truncated": (JPEG[:400], "readable to its end, got"),
+    "JPEG truncated": (JPEG[:400], "readable to its end, got no end marker"),
+    "JPEG without an end": (JPEG[:-2], "readable to its end, got no end marker"),
+    "JPEG of nothing but its end": (JPEG[:-200].replace(b"\xff\xc0", b"\xff\xc8") + JPEG[-2:], "its end before a frame"),
     "PNG truncated": (PNG[:-20], "its end"),
     "PNG of a wrong checksum": (PNG[:-17] + bytes([PNG[-17] ^ 1]) + PNG[-16:], "wrong checksum in the chunk b'IDAT'"),
     "GIF truncated": (encoded(RANDOM.integers(0, 256, (90, 90), np.uint8), "GIF")[:3000], "readable to its end"),
@@ -351,7 +353,7 @@ def test_16_bits_of_colour_are_copied_but_never_shortened():
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch):
     bomb = PNG[:16] + struct.pack(">II", 30_000, 30_000) + PNG[24:]
     bomb = bomb[:29] + struct.pack(">I", zlib.crc32(bomb[12:29])) + bomb[33:]
-    with pytest.raises(BadImage, match=r"89478485 pixels .*got 30000x30000"):
+    with pytest.raises(BadImage, match=r"89478485 pixels .* 1000000 a side, got 30000x30000"):
         take_image(bomb, ENCODED, check=True)
     monkeypatch.setattr(image_pixels, "MAX_PIXELS", 29)
     with pytest.raises(BadImage, match=r"29 pixels .*got 6x5"):
@@ -376,10 +378,15 @@ def test_a_truncated_file_is_bad_or_tensorflow_takes_it_whole(cut, kind):
 
 
 @settings(max_examples=150, deadline=None)
-@given(at=st.integers(0, len(BIG) - 1), bit=st.integers(0, 7), kind=st.sampled_from(["JPEG", "PNG", "grey"]))
+@example(at=len(JPEG) - 1, bit=3, kind="small")
+@given(
+    at=st.integers(0, len(BIG) - 1),
+    bit=st.integers(0, 7),
+    kind=st.sampled_from(["JPEG", "PNG", "grey", "small"]),
+)
 def test_what_is_taken_can_always_be_decoded(at, bit, kind):
-    """A flipped bit makes a bad file, or one that TensorFlow decodes to the same shape as Pillow."""
-    data = bytearray({"JPEG": BIG, "PNG": PNG, "grey": COPIED["grey JPEG"]}[kind])
+    """A flipped bit (in the end marker, say) makes a bad file, or one that TensorFlow decodes to the same shape as Pillow."""
+    data = bytearray({"JPEG": BIG, "PNG": PNG, "grey": COPIED["grey JPEG"], "small": JPEG}[kind])
     data[at % len(data)] ^= 1 << bit
     try:
         taken = take_image(bytes(data), ENCODED, check=True).data
@@ -566,11 +573,14 @@ def test_or_are_left_out_and_counted(tmp_path, capfd):
     )
 
 
-def test_without_the_decode_check_only_the_beginning_is_looked_at(tmp_path, capfd):
-    write(tmp_path / "in", {"a.jpg": BIG[:900], "b.jpg": JPEG})
-    assert "a.jpg" in fails(tmp_path, capfd)
+def test_without_the_decode_check_only_beginning_and_end_are_looked_at(tmp_path, capfd):
+    wrong = REFUSED["PNG of a wrong checksum"][0]
+    write(tmp_path / "in", {"a.png": wrong, "b.jpg": JPEG})
+    assert "a.png" in fails(tmp_path, capfd)
     manifest = run(tmp_path, "--no-decode-check", "--no-shuffle", inputs=[tmp_path / "in"])
-    assert [row["image"] for row in records(manifest)] == [BIG[:900], JPEG]
+    assert [row["image"] for row in records(manifest)] == [wrong, JPEG]
+    write(tmp_path / "in", {"c.jpg": BIG[:900]})
+    assert "c.jpg" in fails(tmp_path, capfd, "--no-decode-check")
 
 
 def test_jpeg_is_not_compressed_again(tmp_path):
