@@ -21,7 +21,9 @@ from PIL import Image, ImageOps
 import tfpipe
 from beam_jobs import convert
 from beam_jobs.sources import ImageOptions, SourceOptions, Wishes, image_pixels, images
+from beam_jobs.sources.file_list import FileList
 from beam_jobs.sources.find import find_files, open_source, sniff
+from beam_jobs.sources.image_classes import relative_path
 from beam_jobs.sources.image_files import orientation
 from beam_jobs.sources.image_pixels import BadImage, take_image, write_png
 from tests.beam_jobs.test_round_trip import IN_MEMORY, in_order, records, run
@@ -457,7 +459,7 @@ def test_a_pattern_names_classes_as_its_folder_does(tmp_path):
     for pattern in ("*/*.png", "**/*.png"):
         found = opened(source / pattern)
         assert found.classes == ("cat", "dog")
-        assert {images._relative(file) for file in found.files} == expected
+        assert {relative_path(file) for file in found.files} == expected
     assert opened(source / "*").classes == ("cat", "dog")
     assert opened(source / "dog").classes == ()
     assert opened(f"{source}/").classes == ("cat", "dog")
@@ -669,9 +671,21 @@ def test_the_write_pass_decodes_nothing_that_is_copied(tmp_path, monkeypatch):
 COPIED_FILES = {f"{i}.png": data for i, data in enumerate(COPIED.values(), 10)}
 
 
-def test_a_source_travels_to_workers(tmp_path):
+def test_a_source_travels_to_workers_in_little_room(tmp_path):
     source = opened(many(tmp_path / "in"))
     assert pickle.loads(pickle.dumps(source)) == source
+    assert len(pickle.dumps(source)) < len(source.files) * (len(source.files[0].path) + 40) + 2000
+
+
+@given(st.lists(st.tuples(st.text(st.characters(codec="utf-8"), max_size=9), st.integers(0, 2**62),
+                          st.integers(-(2**63), 2**63 - 1), st.sampled_from(["", "a", "b"]))), st.slices(9))  # fmt: skip
+def test_packed_files_are_what_they_were(rows, part):
+    files = [images.InputFile(path=p, num_bytes=n, modified_ns=t, root=r) for p, n, t, r in rows]
+    packed = FileList.of(files)
+    assert list(packed) == files and len(packed) == len(files)
+    assert packed[part] == tuple(files[part]) and [packed[-i] for i in range(1, len(files))] == files[:0:-1]
+    with pytest.raises(IndexError):
+        packed[len(files)]
 
 
 # Classes from another dataset ------------------------------------------------------------------
