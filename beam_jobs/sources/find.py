@@ -2,7 +2,8 @@
 
 A path that exists is meant literally, even if it holds glob characters; else it is a glob, and
 one that matches nothing is an error. A directory stands for the files of a known format below
-it; hidden ones and those of other formats are left out and counted.
+it, behind links too; hidden ones and those of other formats are left out and counted. Content
+tells a format; a name does where content does not.
 """
 
 from __future__ import annotations

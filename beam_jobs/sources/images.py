@@ -14,6 +14,7 @@ is a bad row, which can be left out (`--on-error quarantine`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -175,7 +176,7 @@ class ImageSource(TypedSource):
     def _images(self, data: list[Any]) -> pa.Array:
         if self.how.form == "encoded":
             return pa.array(data, pa.binary())
-        size = int(np.prod(self.columns[0].shape))
+        size = math.prod(length or 0 for length in self.columns[0].shape or ())
         flat = np.concatenate([pixels.reshape(-1) for pixels in data] or [np.empty(0, self.columns[0].dtype)])
         return pa.FixedSizeListArray.from_arrays(pa.array(flat), size)
 

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 
 import tfpipe
 from beam_jobs import convert
-from beam_jobs.sources import ImageOptions, SourceOptions, Wishes, image_pixels, images
+from beam_jobs.sources import ImageOptions, SourceOptions, Wish, Wishes, image_pixels, images
 from beam_jobs.sources.file_list import FileList
 from beam_jobs.sources.find import find_files, open_source, sniff
 from beam_jobs.sources.image_classes import relative_path
@@ -103,6 +103,7 @@ CONVERTED = {
     "TIFF became RGBA PNG": (encoded(RGBA, "TIFF"), "RGBA"),
     "CMYK TIFF": (encoded(Image.fromarray(RGB).convert("CMYK"), "TIFF"), "RGB"),
 }
+WANTED = Wishes(columns={"image": Wish(dtype="bytes"), "path": Wish(dtype="string")})
 ENCODED = ImageOptions()
 RAW = ImageOptions(form="raw")
 
@@ -179,7 +180,11 @@ def test_grey_of_16_bits_keeps_all_of_them(make):
     raw = take_image(data, RAW, check=True)
     assert raw.data.dtype == np.uint16
     np.testing.assert_array_equal(raw.data[:, :, 0], DEEP)
+    turned = take_image(encoded(Image.fromarray(DEEP), "PNG", exif=exif(6)), RAW, check=True)
+    np.testing.assert_array_equal(turned.data[:, :, 0], np.rot90(DEEP, -1))
     small = take_image(data, ImageOptions(form="raw", size=(3, 5), channels=1), check=True).data
+    exact = Image.fromarray(DEEP.astype(np.float32)).resize((5, 3), Image.Resampling.BILINEAR)
+    assert np.abs(np.asarray(exact) - small[:, :, 0]).max() <= 1
     assert small.dtype == np.uint16 and 300 * 100 <= small.min() < small.max() <= 329 * 100
     with pytest.raises(BadImage, match="16 bits for --image-channels 3"):
         take_image(data, ImageOptions(channels=3), check=True)
@@ -506,6 +511,23 @@ def test_a_folder_that_can_not_be_read_is_an_error(tmp_path, monkeypatch):
         find_files([str(source)], "auto")
 
 
+def test_a_file_that_can_not_be_opened_is_a_bad_one(tmp_path, monkeypatch):
+    source = opened(write(tmp_path / "in", {"a.png": PNG, "b.png": PNG}))
+
+    def refuse(path, *args):
+        if str(path).endswith("a.png"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return open(path, *args)
+
+    monkeypatch.setattr(images, "open", refuse, raising=False)
+    (split,) = source.plan()
+    scan = source.scan(split, Wishes(), 1)
+    assert scan.rows == 1 and scan.bad[0].row == 1 and scan.bad[0].origin.endswith("in/a.png")
+    assert scan.bad[0].problem == "an image file must be readable, got Permission denied"
+    (batch,) = source.read(split, WANTED, [1])
+    assert batch.column("path").to_pylist() == ["b.png"]
+
+
 def test_a_name_that_is_no_utf8_is_refused(tmp_path, capfd):
     source = write(tmp_path / "in", {"cat/a.png": PNG})
     try:
@@ -811,6 +833,7 @@ def test_raw_images_none_of_which_can_be_read(tmp_path, capfd):
     (["--labels-from", "x"], "--labels-from with csv"),
     (["--image-size", "3"], "HEIGHTxWIDTH"),
     (["--image-size", "0x3"], "HEIGHTxWIDTH"),
+    (["--image-size", "10000x3"], "each 1 to 9999, got '10000x3'"),
     (["--image-size", "3x3x3"], "HEIGHTxWIDTH"),
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(tmp_path, capfd, options, said):
