@@ -28,7 +28,7 @@ from beam_jobs.plan import PlanSummary, Request
 from beam_jobs.report import Progress, show_schema
 from beam_jobs.scan import REJECTED, read_plan
 from beam_jobs.sources import InputSplit, Source, SourceOptions
-from beam_jobs.sources.find import open_source
+from beam_jobs.sources.find import open_source, real_paths
 from beam_jobs.tfds import metadata_files, write_metadata
 from tfpipe import __version__
 from tfpipe.data_quality import data_warnings
@@ -213,10 +213,11 @@ def check_apart(source: Source, output: str) -> None:
         UsageError: an input file lies in the output directory.
     """
     directory = os.path.join(os.path.realpath(output), "")
-    for file in source.files:
-        if os.path.realpath(file.path).startswith(directory):
+    paths = [file.path for file in source.files]
+    for path, real in zip(paths, real_paths(paths), strict=True):
+        if real.startswith(directory):
             raise UsageError(
-                f"the output must lie apart from the input, got an input file in it ({file.path}). "
+                f"the output must lie apart from the input, got an input file in it ({path}). "
                 f"Choose another --output."
             )
 

@@ -147,10 +147,10 @@ def image_options(args: argparse.Namespace) -> ImageOptions:
     """
     size = None
     if args.image_size is not None:
-        match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", args.image_size, re.ASCII)
+        match = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", args.image_size, re.ASCII)
         if not match:
             raise UsageError(
-                f"--image-size must have the form HEIGHTxWIDTH, e.g. 224x224, each 1 to 99999, got {args.image_size!r}."
+                f"--image-size must have the form HEIGHTxWIDTH, e.g. 224x224, each 1 to 9999, got {args.image_size!r}."
             )
         size = int(match[1]), int(match[2])
     return ImageOptions(

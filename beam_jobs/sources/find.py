@@ -2,7 +2,8 @@
 
 A path that exists is meant literally, even if it holds glob characters; else it is a glob, and
 one that matches nothing is an error. A directory stands for the files of a known format below
-it; hidden ones and those of other formats are left out and counted.
+it, behind links too; hidden ones and those of other formats are left out and counted. Content
+tells a format; a name does where content does not.
 """
 
 from __future__ import annotations
@@ -134,8 +135,7 @@ def find_files(inputs: Sequence[str], wanted: str) -> Found:
                 f"got {ignored or 'no files'} ({given}). Name other files, or say which --format they have."
             )
     seen: dict[str, str] = {}
-    for path in found.files:
-        real = os.path.realpath(path)
+    for path, real in zip(found.files, real_paths(found.files), strict=True):
         if real in seen:
             raise UsageError(
                 f"every input file must be named once, got {path} twice (also as {seen[real]}). "
@@ -143,6 +143,21 @@ def find_files(inputs: Sequence[str], wanted: str) -> Found:
             )
         seen[real] = path
     return found
+
+
+def real_paths(paths: Sequence[str]) -> list[str]:
+    """Each path without symbolic links; a directory of many files is only looked up once."""
+    directories: dict[str, str] = {}
+    result = []
+    for path in paths:
+        if os.path.islink(path):
+            result.append(os.path.realpath(path))
+            continue
+        directory, name = os.path.split(path)
+        if directory not in directories:
+            directories[directory] = os.path.realpath(directory)
+        result.append(os.path.join(directories[directory], name))
+    return result
 
 
 def _expand(given: str) -> list[str]:

@@ -30,6 +30,7 @@ _PNG_MAGIC_BYTES = 8
 _BMP_HEADERS = (12, 16, 40, 52, 56, 64, 108, 124)
 _FRAMES = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _BARE_MARKERS = {0x01, *range(0xD0, 0xDA)}
+_JPEG_END = b"\xff\xd9"
 _ORIENTATION_TAG = 0x0112
 
 
@@ -53,19 +54,31 @@ def image_kind(head: bytes) -> str:
 
 
 def jpeg_frame(data: bytes) -> int:
-    """The marker of a JPEG's frame, 0xC0 to 0xCF, which tells how it is coded; 0 if there is none."""
+    """The marker of a JPEG's frame, 0xC0 to 0xCF, which tells how it is coded.
+
+    Args:
+        data: the whole file.
+
+    Returns:
+        The marker.
+
+    Raises:
+        ValueError: there is no frame, or no end marker behind it. TensorFlow needs one, Pillow does not.
+    """
     at = 2
     while at + 4 <= len(data):
         marker = data[at + 1]
         if data[at] != 0xFF or marker in (0x00, 0xFF):  # garbage, or a filling byte: decoders skip them
             at += 1
         elif marker in _FRAMES:
+            if data.rfind(_JPEG_END) < at:
+                raise ValueError("no end marker, as if it were cut off")
             return marker
         elif marker in _BARE_MARKERS:
             at += 2
         else:
             at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return 0
+    raise ValueError("its end before a frame")
 
 
 def png_chunks(data: bytes, check: bool) -> dict[bytes, bytes]:
@@ -92,8 +105,11 @@ def png_chunks(data: bytes, check: bool) -> dict[bytes, bytes]:
         end = at + 12 + size
         if end > len(data):
             raise ValueError(f"its end within the chunk {name!r} at byte {at}")
-        if check and zlib.crc32(memoryview(data)[at + 4 : end - 4]) != int.from_bytes(
-            data[end - 4 : end], "big"
+        critical = not name[0] & 0x20  # decoders leave out others that are damaged
+        if (
+            check
+            and critical
+            and zlib.crc32(memoryview(data)[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big")
         ):
             raise ValueError(f"a wrong checksum in the chunk {name!r} at byte {at}")
         if name != b"IDAT":

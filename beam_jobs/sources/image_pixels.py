@@ -52,6 +52,8 @@ from beam_jobs.sources.image_files import (
 
 # Where Pillow begins to warn of a decompression bomb; 256 MiB of RGB.
 MAX_PIXELS = 89_478_485
+# What libpng takes.
+MAX_SIDE = 1_000_000
 # By the true format: Pillow's own choice would look at more formats than are known to be right here.
 _READERS: dict[str, Any] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
@@ -139,11 +141,13 @@ def _take(data: bytes, options: ImageOptions, check: bool) -> Taken:
             "Fetch the file again, or leave it out.",
         )
     chunks = png_chunks(data, check) if kind == "PNG" else {}
+    frame = jpeg_frame(data) if kind == "JPEG" else 0
     image = _READERS[kind](io.BytesIO(data))
     width, height = image.size
-    if not 0 < width * height <= MAX_PIXELS:
+    if not 0 < width * height <= MAX_PIXELS or max(width, height) > MAX_SIDE:
         raise BadImage(
-            f"an image must have 1 to {MAX_PIXELS} pixels (more may be a bomb), got {height}x{width}",
+            f"an image must have 1 to {MAX_PIXELS} pixels (more may be a bomb), at most {MAX_SIDE} a side, "
+            f"got {height}x{width}",
             "Scale it down, or leave it out.",
         )
     turn = orientation(chunks.get(b"eXIf", b"") if kind == "PNG" else image.info.get("exif", b""))
@@ -151,7 +155,7 @@ def _take(data: bytes, options: ImageOptions, check: bool) -> Taken:
         turn = 1
         _check_tiff(image, data)
     wide = kind == "PNG" and chunks[b"IHDR"][8] == 16
-    if options.form == "encoded" and turn == 1 and _can_be_copied(kind, image, chunks, data, options):
+    if options.form == "encoded" and turn == 1 and _can_be_copied(image, frame, chunks, options):
         if check:
             if kind == "JPEG":  # an eighth of its size: all of the file is read, and few pixels are made
                 image.draft(image.mode, (1, 1))
@@ -173,16 +177,14 @@ def _take(data: bytes, options: ImageOptions, check: bool) -> Taken:
     return Taken(data=write_png(pixels), notes=(f"{name} became {mode} PNG", *notes))
 
 
-def _can_be_copied(
-    kind: str, image: Any, chunks: dict[bytes, bytes], data: bytes, options: ImageOptions
-) -> bool:
+def _can_be_copied(image: Any, frame: int, chunks: dict[bytes, bytes], options: ImageOptions) -> bool:
     """Whether the file's bytes give the wanted pixels with any decoder."""
     if options.size not in (None, (image.height, image.width)):
         return False
-    if kind == "JPEG":
+    if frame:
         channels = len(image.getbands())
-        usual = image.mode in ("L", "RGB") and jpeg_frame(data) in USUAL_JPEG_FRAMES
-    elif kind == "PNG":
+        usual = image.mode in ("L", "RGB") and frame in USUAL_JPEG_FRAMES
+    elif chunks:
         depth, colour = chunks[b"IHDR"][8:10]
         usual = depth >= 8 and colour != PNG_PALETTE
         channels = PNG_CHANNELS.get(colour, 0)

@@ -4,7 +4,8 @@
     label   number of its class (int64), whose names are the feature's labels: each folder that holds
             images, relative to the input directory, by code point ("10" before "2"); there is none
             where all images lie directly in the input directory
-    path    of the file, relative to the input directory, with "/" between its parts
+    path    of the file, relative to the input directory, with "/" between its parts; to the directory
+            above them all where there are several
 
 How each sort of image is stored, and which are refused, stands in `image_pixels`. By default the
 scan decodes every image to its end. A file that is empty, damaged, or named as an image and none
@@ -14,6 +15,7 @@ is a bad row, which can be left out (`--on-error quarantine`).
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,17 +37,23 @@ from beam_jobs.sources import (
 )
 from beam_jobs.sources.bad_rows import BadRow
 from beam_jobs.sources.compressed import compression_of, damaged_errors, open_bytes
+from beam_jobs.sources.file_list import FileList
+from beam_jobs.sources.image_classes import (
+    SHOWN_CLASSES,
+    check_names,
+    class_name,
+    find_classes,
+    relative_path,
+)
 from beam_jobs.sources.image_pixels import BadImage, Taken, take_image
 from beam_jobs.sources.typed import Batch, TypedSource
-from tfpipe.errors import RecordError, SchemaError, UsageError
-from tfpipe.manifest import Manifest
+from tfpipe.errors import RecordError
 
 # A worker holds a batch and one file more. Opening a file costs as much as reading 100 kB.
 BATCH_BYTES = 4 << 20
 SPLIT_FILES = 4096
 MAX_FILE_BYTES = 1 << 30
 _SHOWN_BYTES = 16
-_SHOWN_CLASSES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +66,15 @@ class ImageSource(TypedSource):
         how: the images are to be stored.
         classes: by number; empty if there are none.
         first: of raw images, the file whose shape all must have.
+        base: of several input directories, the one above them all, absolute.
     """
 
-    files: tuple[InputFile, ...]
+    files: Sequence[InputFile]  # type: ignore[assignment]
     columns: tuple[SourceColumn, ...]
     how: ImageOptions
     classes: tuple[str, ...] = ()
     first: str = ""
+    base: str = ""
     format: str = "images"
 
     @property
@@ -104,8 +114,8 @@ class ImageSource(TypedSource):
         missing = [name for name, size in self._class_sizes().items() if not size]
         if not missing:
             return []
-        more = f" and {len(missing) - _SHOWN_CLASSES} more" if len(missing) > _SHOWN_CLASSES else ""
-        shown = ", ".join(map(repr, missing[:_SHOWN_CLASSES]))
+        more = f" and {len(missing) - SHOWN_CLASSES} more" if len(missing) > SHOWN_CLASSES else ""
+        shown = ", ".join(map(repr, missing[:SHOWN_CLASSES]))
         return [f"{len(missing)} of {len(self.classes)} classes have no images here: {shown}{more}"]
 
     def batches(self, split: InputSplit, wishes: Wishes) -> Iterator[Batch]:
@@ -152,9 +162,9 @@ class ImageSource(TypedSource):
             if not wishes.of(column.name).used:
                 continue
             if column.name == "path":
-                columns["path"] = pa.array(map(_relative, rows.files), pa.string())
+                columns["path"] = pa.array(map(self._path, rows.files), pa.string())
             elif column.name == "label":
-                columns["label"] = pa.array([numbers[_class(file)] for file in rows.files], pa.int64())
+                columns["label"] = pa.array([numbers[class_name(file)] for file in rows.files], pa.int64())
             else:
                 columns["image"] = self._images(rows.data)
         files = rows.files
@@ -167,15 +177,18 @@ class ImageSource(TypedSource):
             notes=rows.notes,
         )
 
+    def _path(self, file: InputFile) -> str:
+        return os.path.relpath(file.path, self.base) if self.base else relative_path(file)
+
     def _images(self, data: list[Any]) -> pa.Array:
         if self.how.form == "encoded":
             return pa.array(data, pa.binary())
-        size = int(np.prod(self.columns[0].shape))
+        size = math.prod(length or 0 for length in self.columns[0].shape or ())
         flat = np.concatenate([pixels.reshape(-1) for pixels in data] or [np.empty(0, self.columns[0].dtype)])
         return pa.FixedSizeListArray.from_arrays(pa.array(flat), size)
 
     def _class_sizes(self) -> dict[str, int]:
-        sizes = Counter(map(_class, self.files))
+        sizes = Counter(map(class_name, self.files))
         return {name: sizes[name] for name in self.classes}
 
 
@@ -212,59 +225,17 @@ def open_images(files: Sequence[InputFile], options: SourceOptions) -> ImageSour
         SchemaError: it has none.
     """
     how = options.images
-    for file in files:
-        if not _is_utf8(file.path):
-            shown = os.fsencode(file.path).decode("utf-8", "backslashreplace")
-            raise RecordError(
-                f"an image's path must be UTF-8, since it becomes the feature `path`, got {shown!r}. Rename it."
-            )
+    check_names(files)
     columns = [SourceColumn(name="image", dtype="bytes"), SourceColumn(name="path", dtype="string")]
-    classes = _classes(files, how)
+    classes = find_classes(files, how)
     if classes:
         columns.insert(1, SourceColumn(name="label", dtype="int64", labels=classes))
-    source = ImageSource(files=tuple(files), columns=tuple(columns), how=how, classes=classes)
+    roots = {os.path.abspath(root) for root in {file.root for file in files}}
+    source = ImageSource(
+        files=FileList.of(files), columns=tuple(columns), how=how, classes=classes,
+        base=os.path.commonpath(roots) if len(roots) > 1 else "",
+    )  # fmt: skip
     return source if how.form == "encoded" else _with_shape(source)
-
-
-def _classes(files: Sequence[InputFile], how: ImageOptions) -> tuple[str, ...]:
-    """The names of the classes, by number."""
-    examples: dict[str, str] = {}
-    for file in files:
-        examples.setdefault(_class(file), file.path)
-    if "" in examples and len(examples) > 1:
-        inside = next(path for name, path in examples.items() if name)
-        raise RecordError(
-            f"all images must lie in class folders, or none, got {examples['']} beside {inside}. "
-            f"Move the first kind into folders, or convert them apart."
-        )
-    known = _known_classes(how.labels_from) if how.labels_from else tuple(sorted(examples))
-    if "" in examples:
-        if how.labels_from:
-            raise UsageError(
-                f"--labels-from must come with images in class folders, got none ({examples['']}). "
-                f"Name the folder above as --input, or leave the option out."
-            )
-        return ()
-    for name in sorted(examples.keys() - set(known)):
-        shown = ", ".join(known[:_SHOWN_CLASSES]) + (", ..." if len(known) > _SHOWN_CLASSES else "")
-        raise RecordError(
-            f"every class must be known to --labels-from {how.labels_from}, got {name!r} "
-            f"({os.path.dirname(examples[name])}); there are {shown}. Rename the folder, or leave it out."
-        )
-    return known
-
-
-def _known_classes(path: str) -> tuple[str, ...]:
-    schema = Manifest.load(path, check_files=False).schema
-    named = {name: feature.labels for name, feature in schema.features.items() if feature.labels}
-    labels = named.get("label") or (next(iter(named.values())) if len(named) == 1 else None)
-    if not labels or len(set(labels)) < len(labels):
-        raise SchemaError(
-            f"--labels-from must name a dataset whose feature `label` has labels, each once, got "
-            f"{', '.join(f'{name} ({feature.dtype})' for name, feature in schema.features.items())} ({path}). "
-            f"Name the one made of the training images."
-        )
-    return labels
 
 
 def _with_shape(source: ImageSource) -> ImageSource:
@@ -314,22 +285,6 @@ def _bad_row(error: BadImage, file: InputFile, number: int) -> BadRow:
         head = b""
     raw = f"{file.num_bytes} bytes, beginning {head.hex(' ')}"
     return BadRow(row=number, problem=error.problem, remedy=error.remedy, raw=raw, origin=file.path)
-
-
-def _relative(file: InputFile) -> str:
-    return file.path[len(file.root) :].lstrip("/")
-
-
-def _class(file: InputFile) -> str:
-    return os.path.dirname(_relative(file))
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _shape(shape: Any, dtype: str) -> str:

@@ -20,8 +20,10 @@ from PIL import Image, ImageOps
 
 import tfpipe
 from beam_jobs import convert
-from beam_jobs.sources import ImageOptions, SourceOptions, Wishes, image_pixels, images
+from beam_jobs.sources import ImageOptions, SourceOptions, Wish, Wishes, image_pixels, images
+from beam_jobs.sources.file_list import FileList
 from beam_jobs.sources.find import find_files, open_source, sniff
+from beam_jobs.sources.image_classes import relative_path
 from beam_jobs.sources.image_files import orientation
 from beam_jobs.sources.image_pixels import BadImage, take_image, write_png
 from tests.beam_jobs.test_round_trip import IN_MEMORY, in_order, records, run
@@ -101,6 +103,7 @@ CONVERTED = {
     "TIFF became RGBA PNG": (encoded(RGBA, "TIFF"), "RGBA"),
     "CMYK TIFF": (encoded(Image.fromarray(RGB).convert("CMYK"), "TIFF"), "RGB"),
 }
+WANTED = Wishes(columns={"image": Wish(dtype="bytes"), "path": Wish(dtype="string")})
 ENCODED = ImageOptions()
 RAW = ImageOptions(form="raw")
 
@@ -177,7 +180,11 @@ def test_grey_of_16_bits_keeps_all_of_them(make):
     raw = take_image(data, RAW, check=True)
     assert raw.data.dtype == np.uint16
     np.testing.assert_array_equal(raw.data[:, :, 0], DEEP)
+    turned = take_image(encoded(Image.fromarray(DEEP), "PNG", exif=exif(6)), RAW, check=True)
+    np.testing.assert_array_equal(turned.data[:, :, 0], np.rot90(DEEP, -1))
     small = take_image(data, ImageOptions(form="raw", size=(3, 5), channels=1), check=True).data
+    exact = Image.fromarray(DEEP.astype(np.float32)).resize((5, 3), Image.Resampling.BILINEAR)
+    assert np.abs(np.asarray(exact) - small[:, :, 0]).max() <= 1
     assert small.dtype == np.uint16 and 300 * 100 <= small.min() < small.max() <= 329 * 100
     with pytest.raises(BadImage, match="16 bits for --image-channels 3"):
         take_image(data, ImageOptions(channels=3), check=True)
@@ -305,7 +312,9 @@ def raw_tiff(bits, samples, extra=(), sample_format=1, photometric=2, subfile=0,
 REFUSED = {
     "empty": (b"", "an empty file"),
     "text": (b"<html>not found</html>", "JPEG, PNG, GIF, BMP, WebP or TIFF do, got a beginning of b'<html>not fo'"),
-    "JPEG truncated": (JPEG[:400], "readable to its end, got"),
+    "JPEG truncated": (JPEG[:400], "readable to its end, got no end marker"),
+    "JPEG without an end": (JPEG[:-2], "readable to its end, got no end marker"),
+    "JPEG of nothing but its end": (JPEG[:-200].replace(b"\xff\xc0", b"\xff\xc8") + JPEG[-2:], "its end before a frame"),
     "PNG truncated": (PNG[:-20], "its end"),
     "PNG of a wrong checksum": (PNG[:-17] + bytes([PNG[-17] ^ 1]) + PNG[-16:], "wrong checksum in the chunk b'IDAT'"),
     "GIF truncated": (encoded(RANDOM.integers(0, 256, (90, 90), np.uint8), "GIF")[:3000], "readable to its end"),
@@ -351,7 +360,7 @@ def test_16_bits_of_colour_are_copied_but_never_shortened():
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch):
     bomb = PNG[:16] + struct.pack(">II", 30_000, 30_000) + PNG[24:]
     bomb = bomb[:29] + struct.pack(">I", zlib.crc32(bomb[12:29])) + bomb[33:]
-    with pytest.raises(BadImage, match=r"89478485 pixels .*got 30000x30000"):
+    with pytest.raises(BadImage, match=r"89478485 pixels .* 1000000 a side, got 30000x30000"):
         take_image(bomb, ENCODED, check=True)
     monkeypatch.setattr(image_pixels, "MAX_PIXELS", 29)
     with pytest.raises(BadImage, match=r"29 pixels .*got 6x5"):
@@ -376,10 +385,15 @@ def test_a_truncated_file_is_bad_or_tensorflow_takes_it_whole(cut, kind):
 
 
 @settings(max_examples=150, deadline=None)
-@given(at=st.integers(0, len(BIG) - 1), bit=st.integers(0, 7), kind=st.sampled_from(["JPEG", "PNG", "grey"]))
+@example(at=len(JPEG) - 1, bit=3, kind="small")
+@given(
+    at=st.integers(0, len(BIG) - 1),
+    bit=st.integers(0, 7),
+    kind=st.sampled_from(["JPEG", "PNG", "grey", "small"]),
+)
 def test_what_is_taken_can_always_be_decoded(at, bit, kind):
-    """A flipped bit makes a bad file, or one that TensorFlow decodes to the same shape as Pillow."""
-    data = bytearray({"JPEG": BIG, "PNG": PNG, "grey": COPIED["grey JPEG"]}[kind])
+    """A flipped bit (in the end marker, say) makes a bad file, or one that TensorFlow decodes to the same shape as Pillow."""
+    data = bytearray({"JPEG": BIG, "PNG": PNG, "grey": COPIED["grey JPEG"], "small": JPEG}[kind])
     data[at % len(data)] ^= 1 << bit
     try:
         taken = take_image(bytes(data), ENCODED, check=True).data
@@ -450,7 +464,7 @@ def test_a_pattern_names_classes_as_its_folder_does(tmp_path):
     for pattern in ("*/*.png", "**/*.png"):
         found = opened(source / pattern)
         assert found.classes == ("cat", "dog")
-        assert {images._relative(file) for file in found.files} == expected
+        assert {relative_path(file) for file in found.files} == expected
     assert opened(source / "*").classes == ("cat", "dog")
     assert opened(source / "dog").classes == ()
     assert opened(f"{source}/").classes == ("cat", "dog")
@@ -495,6 +509,23 @@ def test_a_folder_that_can_not_be_read_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(RecordError, match=r"a directory must be readable, got Permission denied \(.*dog\)"):
         find_files([str(source)], "auto")
+
+
+def test_a_file_that_can_not_be_opened_is_a_bad_one(tmp_path, monkeypatch):
+    source = opened(write(tmp_path / "in", {"a.png": PNG, "b.png": PNG}))
+
+    def refuse(path, *args):
+        if str(path).endswith("a.png"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return open(path, *args)
+
+    monkeypatch.setattr(images, "open", refuse, raising=False)
+    (split,) = source.plan()
+    scan = source.scan(split, Wishes(), 1)
+    assert scan.rows == 1 and scan.bad[0].row == 1 and scan.bad[0].origin.endswith("in/a.png")
+    assert scan.bad[0].problem == "an image file must be readable, got Permission denied"
+    (batch,) = source.read(split, WANTED, [1])
+    assert batch.column("path").to_pylist() == ["b.png"]
 
 
 def test_a_name_that_is_no_utf8_is_refused(tmp_path, capfd):
@@ -566,11 +597,14 @@ def test_or_are_left_out_and_counted(tmp_path, capfd):
     )
 
 
-def test_without_the_decode_check_only_the_beginning_is_looked_at(tmp_path, capfd):
-    write(tmp_path / "in", {"a.jpg": BIG[:900], "b.jpg": JPEG})
-    assert "a.jpg" in fails(tmp_path, capfd)
+def test_without_the_decode_check_only_beginning_and_end_are_looked_at(tmp_path, capfd):
+    wrong = REFUSED["PNG of a wrong checksum"][0]
+    write(tmp_path / "in", {"a.png": wrong, "b.jpg": JPEG})
+    assert "a.png" in fails(tmp_path, capfd)
     manifest = run(tmp_path, "--no-decode-check", "--no-shuffle", inputs=[tmp_path / "in"])
-    assert [row["image"] for row in records(manifest)] == [BIG[:900], JPEG]
+    assert [row["image"] for row in records(manifest)] == [wrong, JPEG]
+    write(tmp_path / "in", {"c.jpg": BIG[:900]})
+    assert "c.jpg" in fails(tmp_path, capfd, "--no-decode-check")
 
 
 def test_jpeg_is_not_compressed_again(tmp_path):
@@ -659,9 +693,21 @@ def test_the_write_pass_decodes_nothing_that_is_copied(tmp_path, monkeypatch):
 COPIED_FILES = {f"{i}.png": data for i, data in enumerate(COPIED.values(), 10)}
 
 
-def test_a_source_travels_to_workers(tmp_path):
+def test_a_source_travels_to_workers_in_little_room(tmp_path):
     source = opened(many(tmp_path / "in"))
     assert pickle.loads(pickle.dumps(source)) == source
+    assert len(pickle.dumps(source)) < len(source.files) * (len(source.files[0].path) + 40) + 2000
+
+
+@given(st.lists(st.tuples(st.text(st.characters(codec="utf-8"), max_size=9), st.integers(0, 2**62),
+                          st.integers(-(2**63), 2**63 - 1), st.sampled_from(["", "a", "b"]))), st.slices(9))  # fmt: skip
+def test_packed_files_are_what_they_were(rows, part):
+    files = [images.InputFile(path=p, num_bytes=n, modified_ns=t, root=r) for p, n, t, r in rows]
+    packed = FileList.of(files)
+    assert list(packed) == files and len(packed) == len(files)
+    assert packed[part] == tuple(files[part]) and [packed[-i] for i in range(1, len(files))] == files[:0:-1]
+    with pytest.raises(IndexError):
+        packed[len(files)]
 
 
 # Classes from another dataset ------------------------------------------------------------------
@@ -787,6 +833,7 @@ def test_raw_images_none_of_which_can_be_read(tmp_path, capfd):
     (["--labels-from", "x"], "--labels-from with csv"),
     (["--image-size", "3"], "HEIGHTxWIDTH"),
     (["--image-size", "0x3"], "HEIGHTxWIDTH"),
+    (["--image-size", "10000x3"], "each 1 to 9999, got '10000x3'"),
     (["--image-size", "3x3x3"], "HEIGHTxWIDTH"),
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(tmp_path, capfd, options, said):
@@ -803,3 +850,25 @@ def test_other_formats_still_refuse_empty_files(tmp_path):
         open_source([str(tmp_path)], SourceOptions())
     source, ignored = open_source([str(tmp_path)], SourceOptions(format="images"))
     assert len(source.files) == 1 and ignored == {".csv": 1}
+
+
+def test_images_of_two_inputs_keep_paths_of_their_own(tmp_path):
+    for root in ("x", "y"):
+        (tmp_path / root / "cat").mkdir(parents=True)
+        Image.new("L", (2, 2)).save(tmp_path / root / "cat" / "a.png")
+    manifest = run(tmp_path, inputs=[tmp_path / "x", tmp_path / "y"])
+    assert sorted(row["path"] for row in records(manifest)) == ["x/cat/a.png", "y/cat/a.png"]
+    assert manifest.schema.features["label"].labels == ("cat",)
+
+
+def test_damage_beside_the_pixels_of_a_png_is_no_damage(tmp_path):
+    from PIL import PngImagePlugin
+
+    notes = PngImagePlugin.PngInfo()
+    notes.add_text("Comment", "hello")
+    Image.new("L", (2, 2), 7).save(tmp_path / "a.png", pnginfo=notes)
+    data = (tmp_path / "a.png").read_bytes().replace(b"hello", b"hallo")
+    (tmp_path / "a.png").write_bytes(data)
+    (row,) = records(run(tmp_path, inputs=[tmp_path / "a.png"]))
+    assert row["image"] == data
+    assert tf.io.decode_png(data).numpy().tolist() == [[[7], [7]]] * 2
