@@ -105,11 +105,8 @@ def png_chunks(data: bytes, check: bool) -> dict[bytes, bytes]:
         end = at + 12 + size
         if end > len(data):
             raise ValueError(f"its end within the chunk {name!r} at byte {at}")
-        critical = not name[0] & 0x20  # decoders leave out others that are damaged
-        if (
-            check
-            and critical
-            and zlib.crc32(memoryview(data)[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big")
+        if check and zlib.crc32(memoryview(data)[at + 4 : end - 4]) != int.from_bytes(
+            data[end - 4 : end], "big"
         ):
             raise ValueError(f"a wrong checksum in the chunk {name!r} at byte {at}")
         if name != b"IDAT":

@@ -859,16 +859,3 @@ def test_images_of_two_inputs_keep_paths_of_their_own(tmp_path):
     manifest = run(tmp_path, inputs=[tmp_path / "x", tmp_path / "y"])
     assert sorted(row["path"] for row in records(manifest)) == ["x/cat/a.png", "y/cat/a.png"]
     assert manifest.schema.features["label"].labels == ("cat",)
-
-
-def test_damage_beside_the_pixels_of_a_png_is_no_damage(tmp_path):
-    from PIL import PngImagePlugin
-
-    notes = PngImagePlugin.PngInfo()
-    notes.add_text("Comment", "hello")
-    Image.new("L", (2, 2), 7).save(tmp_path / "a.png", pnginfo=notes)
-    data = (tmp_path / "a.png").read_bytes().replace(b"hello", b"hallo")
-    (tmp_path / "a.png").write_bytes(data)
-    (row,) = records(run(tmp_path, inputs=[tmp_path / "a.png"]))
-    assert row["image"] == data
-    assert tf.io.decode_png(data).numpy().tolist() == [[[7], [7]]] * 2
