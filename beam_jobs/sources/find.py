@@ -20,6 +20,8 @@ from pathlib import Path
 from beam_jobs.sources import InputFile, Source, SourceOptions
 from beam_jobs.sources.compressed import SUFFIXES as COMPRESSED_SUFFIXES
 from beam_jobs.sources.compressed import damaged_errors, open_bytes
+from beam_jobs.sources.tar_members import MAGIC as TAR_MAGIC
+from beam_jobs.sources.tar_members import MAGIC_AT as TAR_MAGIC_AT
 from tfpipe.errors import RecordError, UsageError
 
 # The module of each format and the function in it that opens files: (files, options) -> Source.
@@ -32,10 +34,11 @@ _OPENERS = {
     "avro": ("avro", "open_avro"),
     "idx": ("idx", "open_idx"),
     "npz": ("npy", "open_npz"),
+    "webdataset": ("tar", "open_tar"),
 }
 FORMATS = tuple(_OPENERS)
 _SUFFIXES = {
-    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet", ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz",
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet", ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz", ".tar": "webdataset", ".tgz": "webdataset",
 }  # fmt: skip
 _MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro", b"\x93NUMPY": "npz"}
 _MAGIC_BYTES = 1024
@@ -186,6 +189,8 @@ def sniff(path: str) -> str | None:
         return "idx"
     if head.startswith(b"PK") and _holds_arrays(path):
         return "npz"
+    if head[TAR_MAGIC_AT:].startswith(TAR_MAGIC):
+        return "webdataset"
     name = Path(path).name.lower()
     for suffix in COMPRESSED_SUFFIXES:
         name = name.removesuffix(suffix)
