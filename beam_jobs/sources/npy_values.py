@@ -96,7 +96,7 @@ def fields_of(
     if not becomes:
         raise RecordError(
             f"an array must hold values that have a form without loss in an example, got {refused(dtype)} "
-            f"in {name!r} ({where}). {_REMEDIES[dtype.kind]}, or leave it out."
+            f"in {name!r} ({where}). {_REMEDIES.get(dtype.kind, 'Save it with a dtype of numbers or text')}, or leave it out."
         )
     if not num_values or not dtype.itemsize:
         raise RecordError(
@@ -149,7 +149,7 @@ def feature_dtype(dtype: np.dtype, single: bool) -> tuple[str, str]:
 
 def refused(dtype: np.dtype) -> str:
     """What a dtype is that has no feature dtype."""
-    return f"{_REFUSED[dtype.kind]} (dtype {dtype})"
+    return f"{_REFUSED.get(dtype.kind, 'values of another kind')} (dtype {dtype})"
 
 
 def to_arrow(field: NpyField, values: np.ndarray, numbers: np.ndarray) -> tuple[pa.Array, list[BadRow]]:
