@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from beam_jobs.sources import SourceColumn, Wish, Wishes
 from beam_jobs.sources.csv_kernels import BIG, BOOL, FLOAT, INT, NAN, TEXT
-from beam_jobs.sources.summary import INTEGER_DTYPES, MIXED, ColumnSummary
+from beam_jobs.sources.summary import INTEGER_DTYPES, MIXED, MIXED_DTYPE, ColumnSummary
 from tfpipe.errors import SchemaError, UsageError
 from tfpipe.schema import TEXT_DTYPES, Feature, Schema
 
@@ -200,6 +200,11 @@ def resolve_columns(
             raise SchemaError(
                 f"a column must hold text or numbers throughout, got both in {name!r}. Convert one into the "
                 f'other in the input, or declare dtype "string" for numbers and text (--schema).'
+            )
+        if summary.dtype == MIXED_DTYPE:
+            raise SchemaError(
+                f"a column must hold values of one dtype throughout, got several in {name!r}. Convert them to "
+                f"one in the input, or declare one that holds them all (--schema)."
             )
         shape = column.shape
         if shape is None:

@@ -23,6 +23,8 @@ from beam_jobs.sources.compressed import SUFFIXES as COMPRESSED_SUFFIXES
 from beam_jobs.sources.compressed import compression_of, damaged_errors, open_bytes
 from beam_jobs.sources.image_files import SUFFIXES as IMAGE_SUFFIXES
 from beam_jobs.sources.image_files import image_kind
+from beam_jobs.sources.tar_members import MAGIC as TAR_MAGIC
+from beam_jobs.sources.tar_members import MAGIC_AT as TAR_MAGIC_AT
 from tfpipe.errors import RecordError, UsageError
 
 # The module of each format and the function in it that opens files: (files, options) -> Source.
@@ -35,13 +37,14 @@ _OPENERS = {
     "avro": ("avro", "open_avro"),
     "idx": ("idx", "open_idx"),
     "npz": ("npy", "open_npz"),
+    "webdataset": ("tar", "open_tar"),
     "images": ("images", "open_images"),
 }
 FORMATS = tuple(_OPENERS)
 _SUFFIXES = {
     ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet",
-    ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz",
-    **dict.fromkeys(IMAGE_SUFFIXES, "images"),
+    ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz", ".tar": "webdataset",
+    ".tgz": "webdataset", **dict.fromkeys(IMAGE_SUFFIXES, "images"),
 }  # fmt: skip
 _MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro", b"\x93NUMPY": "npz"}
 _MAGIC_BYTES = 1024
@@ -254,6 +257,8 @@ def sniff(path: str) -> str | None:
         return "idx"
     if head.startswith(b"PK") and _holds_arrays(path):
         return "npz"
+    if head[TAR_MAGIC_AT:].startswith(TAR_MAGIC):
+        return "webdataset"
     return format_by_name(os.path.basename(path))
 
 

@@ -41,7 +41,7 @@ class _Number(str):
     __slots__ = ()
 
 
-class _Mixed(Exception):
+class Mixed(Exception):
     """Values side by side that no one array holds."""
 
 
@@ -124,27 +124,41 @@ _decoder = json.JSONDecoder(
 )
 
 
-def _parse(text: str, number: int) -> dict[str, Any] | BadRow:
-    """A line's object, laid out flat, or what is wrong with it."""
+def parse_object(text: str) -> dict[str, Any]:
+    """A JSON object, laid out flat; its numbers stay text.
+
+    Args:
+        text: the object.
+
+    Returns:
+        Values by key, `outer.inner` of an object in it: None, bool, str, numbers as they are written, lists.
+
+    Raises:
+        ValueError: what it is instead of one object, each key once.
+    """
     try:
         record = _decoder.decode(text)
         if isinstance(record, dict):
             return _flat(record) if any(type(value) is dict for value in record.values()) else record
-        found = f"{_kind(record)} ({text[:_SHOWN]!r})"
     except json.JSONDecodeError as error:
-        found = (
-            f"{error.msg} at character {error.pos + 1} ({text[max(error.pos - 20, 0) : error.pos + 20]!r})"
-        )
-    except ValueError as error:
-        found = str(error)
+        near = text[max(error.pos - 20, 0) : error.pos + 20]
+        raise ValueError(f"{error.msg} at character {error.pos + 1} ({near!r})") from None
     except RecursionError:
-        found = "objects or lists nested too deeply to read"
-    return BadRow(
-        row=number,
-        problem=f"a line must hold one JSON object, each key once, got {found}",
-        remedy="Correct the line.",
-        raw=text[:RAW_CHARACTERS],
-    )
+        raise ValueError("objects or lists nested too deeply to read") from None
+    raise ValueError(f"{_kind(record)} ({text[:_SHOWN]!r})")
+
+
+def _parse(text: str, number: int) -> dict[str, Any] | BadRow:
+    """A line's object, laid out flat, or what is wrong with it."""
+    try:
+        return parse_object(text)
+    except ValueError as error:
+        return BadRow(
+            row=number,
+            problem=f"a line must hold one JSON object, each key once, got {error}",
+            remedy="Correct the line.",
+            raw=text[:RAW_CHARACTERS],
+        )
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
@@ -183,8 +197,8 @@ def _batches(
         if not wish.used:
             continue
         try:
-            columns[name] = _array([record.get(name) for record in records], wish.dtype in TEXT_DTYPES)
-        except _Mixed as error:
+            columns[name] = json_array([record.get(name) for record in records], wish.dtype in TEXT_DTYPES)
+        except Mixed as error:
             bad = BadRow(
                 row=int(numbers[0]),
                 problem=f"column {name!r} must hold {error.args[0]}",
@@ -202,11 +216,15 @@ def _batches(
         yield from _batches(records[half:], numbers[half:], texts[half:], wishes, last)
 
 
-def _array(values: list[Any], as_text: bool) -> pa.Array:
+def json_array(values: list[Any], as_text: bool) -> pa.Array:
     """Values of one column as an array: bool, text, numbers as they are written, or lists of these.
 
+    Args:
+        values: as `parse_object` gives them.
+        as_text: whether all are to be text.
+
     Raises:
-        _Mixed: they have no one type.
+        Mixed: they have no one type.
     """
     kinds = set(map(type, values))
     nulls = type(None) in kinds
@@ -218,20 +236,20 @@ def _array(values: list[Any], as_text: bool) -> pa.Array:
         flat = [item for value in values if value for item in value]
         mask = pa.array([value is None for value in values]) if nulls else None
         offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-        return pa.ListArray.from_arrays(offsets, _array(flat, as_text), mask=mask)
+        return pa.ListArray.from_arrays(offsets, json_array(flat, as_text), mask=mask)
     if dict in kinds:
-        raise _Mixed("numbers, text or lists of them, got an object in a list or beside other values")
+        raise Mixed("numbers, text or lists of them, got an object in a list or beside other values")
     if list in kinds:
-        raise _Mixed("single values throughout, or lists of one depth, got both")
+        raise Mixed("single values throughout, or lists of one depth, got both")
     try:
         if kinds == {str}:
             return pa.array(values, pa.string())
         if kinds == {bool} and not as_text:
             return pa.array(values, pa.bool_())
         if str in kinds and not as_text:
-            raise _Mixed("text or numbers, got both")
+            raise Mixed("text or numbers, got both")
         if bool in kinds:
             values = [("true" if value else "false") if type(value) is bool else value for value in values]
         return pa.array(values, pa.string() if as_text else SPELLED)
     except UnicodeEncodeError:
-        raise _Mixed("Unicode text, got half of a surrogate pair") from None
+        raise Mixed("Unicode text, got half of a surrogate pair") from None

@@ -21,6 +21,7 @@ from tfpipe.errors import RecordError
 SUFFIX = ".npy"
 _PIECE = re.compile(r"(.+?)[-_](\d+)(?:-of-\d+)?")
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
+_END = struct.Struct("<4s6xH10x")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +119,7 @@ def read_npz(index: int, file: InputFile) -> list[NpyArray]:
     try:
         with zipfile.ZipFile(file.path) as archive:
             members = archive.infolist()
+            _check_count(len(members), archive.comment, file)
             _check_names([info.filename for info in members], file.path)
             return [_read_member(archive, info, index, file) for info in members]
     except zip_errors() as error:
@@ -145,6 +147,19 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, index: int, fi
         start=start,
         crc=info.CRC,
     )
+
+
+def _check_count(found: int, comment: bytes, file: InputFile) -> None:
+    """Makes sure that a zip's directory gave as many members as its end tells: zipfile does not look."""
+    with open(file.path, "rb") as plain:
+        plain.seek(file.num_bytes - _END.size - len(comment))
+        magic, count = _END.unpack(plain.read(_END.size))
+    # The count's highest value stands for more.
+    if magic != b"PK\5\6" or (count != found and (count < 0xFFFF or found < 0xFFFF)):
+        what = f"{found} members of {count}" if magic == b"PK\5\6" else "more data behind its end"
+        raise RecordError(
+            f"a .npz file must be whole, got {what} ({file.path}). Fetch or save the file again."
+        )
 
 
 def _check_names(names: list[str], path: str) -> None:

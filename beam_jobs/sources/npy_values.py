@@ -28,6 +28,8 @@ from tfpipe.errors import RecordError
 _TEXT_BYTES = 64
 # A record that Arrow's arrays and protobufs can hold.
 RECORD_MAX_BYTES = (1 << 31) - 1
+# Of NumPy before 2.0.
+MAX_DIMENSIONS = 32
 _FLOATS = ("float16", "float32", "float64")
 _UNITS = {"Y": "year", "M": "month", "W": "week", "D": "day", "h": "hour", "m": "minute"}
 _REFUSED = {
@@ -84,12 +86,17 @@ def fields_of(
             inner_path = (*path, field)
             yield from fields_of(dtype[field], shape, ".".join(inner_path), where, inner_path)
         return
-    num_values = math.prod(shape)
-    feature_dtype, unit = _described(dtype, single=not shape)
-    if not feature_dtype:
+    if len(shape) >= MAX_DIMENSIONS:
         raise RecordError(
-            f"an array must hold values that have a form without loss in an example, got {_REFUSED[dtype.kind]} "
-            f"(dtype {dtype}) in {name!r} ({where}). {_REMEDIES[dtype.kind]}, or leave it out."
+            f"an array must have at most {MAX_DIMENSIONS} dimensions, got {1 + len(shape)} in {name!r} ({where}). "
+            f"Save it with fewer (array.reshape)."
+        )
+    num_values = math.prod(shape)
+    becomes, unit = feature_dtype(dtype, single=not shape)
+    if not becomes:
+        raise RecordError(
+            f"an array must hold values that have a form without loss in an example, got {refused(dtype)} "
+            f"in {name!r} ({where}). {_REMEDIES.get(dtype.kind, 'Save it with a dtype of numbers or text')}, or leave it out."
         )
     if not num_values or not dtype.itemsize:
         raise RecordError(
@@ -104,14 +111,22 @@ def fields_of(
     text_bytes = _TEXT_BYTES if dtype.kind in "SU" else 0
     yield NpyField(
         path=path,
-        column=SourceColumn(name=name, dtype=feature_dtype, shape=shape, unit=unit),
+        column=SourceColumn(name=name, dtype=becomes, shape=shape, unit=unit),
         num_values=num_values,
         work_bytes=num_values * (dtype.itemsize + text_bytes),
     )
 
 
-def _described(dtype: np.dtype, single: bool) -> tuple[str, str]:
-    """The feature dtype, "" for none, and the unit of a time."""
+def feature_dtype(dtype: np.dtype, single: bool) -> tuple[str, str]:
+    """The feature dtype of a dtype that has no fields.
+
+    Args:
+        dtype: of an array, in any byte order.
+        single: whether a record has a single value of it.
+
+    Returns:
+        The feature dtype, "" for none, and the unit of a time.
+    """
     kind = dtype.kind
     if kind == "b":
         return "bool", ""
@@ -130,6 +145,11 @@ def _described(dtype: np.dtype, single: bool) -> tuple[str, str]:
         named = _UNITS.get(unit, unit)
         return "int64", named if count == 1 else f"{count} {named}"
     return "", ""
+
+
+def refused(dtype: np.dtype) -> str:
+    """What a dtype is that has no feature dtype."""
+    return f"{_REFUSED.get(dtype.kind, 'values of another kind')} (dtype {dtype})"
 
 
 def to_arrow(field: NpyField, values: np.ndarray, numbers: np.ndarray) -> tuple[pa.Array, list[BadRow]]:

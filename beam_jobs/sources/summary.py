@@ -20,6 +20,8 @@ from beam_jobs.sources.csv_columns import INEXACT64, INFINITE, LOSSY32, NUM_COUN
 from beam_jobs.sources.csv_kernels import BIG, BOOL, EMPTY, FLOAT, INT, NA, NAN, TEXT
 
 INTEGER_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+# What a column of values of several dtypes has for a dtype where they may not join: no feature can take it.
+MIXED_DTYPE = "mixed"
 _INT64 = np.iinfo(np.int64)
 
 
@@ -42,6 +44,7 @@ class ColumnSummary:
         high: the highest finite number.
         shape: of the values so far, None for a dimension that differs; None before the first value.
         quoted: whether the source tells text from numbers (JSON), so that a column can't hold both.
+        exact: whether each value has a dtype of its own, so that a column can't hold two of them.
     """
 
     counts: np.ndarray = field(default_factory=_no_counts)
@@ -52,21 +55,26 @@ class ColumnSummary:
     high: float = -math.inf
     shape: tuple[int | None, ...] | None = None
     quoted: bool = False
+    exact: bool = False
 
     def merge(self, other: ColumnSummary) -> ColumnSummary:
         """The summary of both, this one's rows first."""
+        dtype, exact = self.dtype, self.exact or other.exact
+        if dtype != other.dtype:
+            dtype = MIXED_DTYPE if exact and dtype and other.dtype else join_dtypes(dtype, other.dtype)
         return ColumnSummary(
             counts=np.concatenate((
                 self.counts[:TEXT_MAX] + other.counts[:TEXT_MAX],
                 np.maximum(self.counts[TEXT_MAX:], other.counts[TEXT_MAX:]),
             )),
-            dtype=self.dtype if self.dtype == other.dtype else join_dtypes(self.dtype, other.dtype),
+            dtype=dtype,
             lowest=min(self.lowest, other.lowest),
             highest=max(self.highest, other.highest),
             low=min(self.low, other.low),
             high=max(self.high, other.high),
             shape=join_shapes(self.shape, other.shape),
             quoted=self.quoted or other.quoted,
+            exact=exact,
         )  # fmt: skip
 
     @classmethod

@@ -203,6 +203,15 @@ def test_a_structured_array_gives_its_fields(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("compressed", [False, True], ids=["stored", "deflated"])
+def test_a_structured_array_in_fortrans_order(tmp_path, compressed, monkeypatch):
+    monkeypatch.setattr(npy, "SPLIT_BYTES", 20)
+    array = np.zeros((6, 2), np.dtype([("a", ">i2"), ("b", "S3")]), order="F")
+    array["a"], array["b"] = np.arange(12).reshape(6, 2), b"a\0b"
+    rows, _ = read_all(opened(write_npz(tmp_path / "a.npz", compressed=compressed, x=array)))
+    assert rows == [{"a": [2 * i, 2 * i + 1], "b": [b"a\0b"] * 2} for i in range(6)]
+
+
 DTYPES = st.one_of(
     hnp.boolean_dtypes(), hnp.integer_dtypes(endianness="?"), hnp.floating_dtypes(sizes=(16, 32, 64), endianness="?"),
     hnp.byte_string_dtypes(max_len=4), hnp.unicode_string_dtypes(max_len=4, endianness="?"),
@@ -323,6 +332,8 @@ def test_objects_are_refused_and_never_unpickled(tmp_path, capfd, dtype):
     (raw_npy(header("<f8", (1, 10**9)), bytes(17)), ["at most 2147483647 bytes", "[1000000000]"]),
     (raw_npy("{'descr': '\xff\xff', 'x': 1}", version=3), ["header must tell"]),
     (raw_npy(header([], (2,))), ["must have a field"]),
+    (raw_npy(header("<U0", (2,))), ["at least one value", "<U0"]),
+    (raw_npy(header("|u1", (1,) * 33), b"1"), ["at most 32 dimensions", "got 33"]),
 ])  # fmt: skip
 @pytest.mark.parametrize("zipped", [False, True], ids=["npy", "npz"])
 def test_a_damaged_file_is_told(tmp_path, content, said, zipped):
@@ -389,6 +400,19 @@ def test_a_bad_checksum_publishes_nothing(tmp_path, capfd):
     content[content.find(struct.pack("<q", 700))] ^= 1
     path.write_bytes(content)
     fails(tmp_path, capfd, path, said=["checksum", "0x", "a.npz: x.npy"])
+
+
+def test_a_directory_that_loses_a_member_is_told(tmp_path):
+    path = write_npz(tmp_path / "a.npz", x=np.arange(3), y=np.arange(3))
+    content = bytearray(path.read_bytes())
+    content[content.find(b"PK\1\2") + 32] = 46 + 5  # the length of the first entry's comment
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=r"got 1 members of 2 \(.*a\.npz\)"):
+        opened(path)
+    write_npz(path, x=np.arange(3))
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(RecordError, match=r"more data behind its end \(.*a\.npz\)"):
+        opened(path)
 
 
 @pytest.mark.parametrize("members, said", [
