@@ -22,7 +22,6 @@ from beam_jobs.sources import SourceOptions, Wish, Wishes, tar
 from beam_jobs.sources.find import open_source, sniff
 from tests.beam_jobs.test_round_trip import IN_MEMORY, in_order, records, run, shas
 from tfpipe.errors import RecordError, SchemaError
-from tfpipe.manifest import Manifest
 
 
 def npy(array):
