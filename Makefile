@@ -6,7 +6,7 @@ ARGS ?=
 
 # The last TensorFlow that tensorflow-io supports, and the newest one: setup.cfg says which versions.
 IO_EXTRAS = io,convert,demo,test
-LATEST_EXTRAS = train,convert,demo,test
+LATEST_EXTRAS = train,convert,demo,test,tfds
 
 .DEFAULT_GOAL := help
 .PHONY: help env env-latest demo test test-latest lint check bench clean

@@ -186,7 +186,7 @@ def _prepare(name: str, feature: Feature, batch: pa.RecordBatch) -> _Column:
     if array.null_count:
         valid = array.is_valid().cast(pa.uint8()).to_numpy(zero_copy_only=False)
     if feature.shape == () and feature.encoding == "bytes_list":
-        offsets, values = _text_buffers(array)
+        offsets, values = text_buffers(array)
         return _Column(kind="text", valid=valid, values=values, offsets=offsets, heads=_key(name))
     if feature.shape == () and feature.encoding == "int64_list":
         heads = [_head(name, _TAG_INT64_LIST, length) for length in range(1, 11)]
@@ -212,7 +212,7 @@ def _list_column(name: str, feature: Feature, array: pa.Array, valid: np.ndarray
     column = _Column(kind="", valid=valid, values=_NONE, heads=_key(name), offsets=offsets, items=items)
     if feature.encoding == "bytes_list":
         column.kind = "texts"
-        column.text_offsets, column.values = _text_buffers(flat.slice(start, count))
+        column.text_offsets, column.values = text_buffers(flat.slice(start, count))
         k.text_items(column.text_offsets, offsets, items)
         return column
     values = _values(flat, start, count, feature, name)
@@ -260,7 +260,8 @@ def _values(flat: pa.Array, start: int, count: int, feature: Feature, name: str)
     return np.frombuffer(buffer, np.uint8)[first : first + count * dtype.itemsize].view(dtype)
 
 
-def _text_buffers(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+def text_buffers(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Where each text of an array begins and ends (int64[n + 1]) in its bytes (uint8[])."""
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     if not large and not pa.types.is_string(array.type) and not pa.types.is_binary(array.type):
         raise ValueError(f"a text column must hold strings or bytes, got {array.type}.")

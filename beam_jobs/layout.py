@@ -264,8 +264,9 @@ def build_layout(
             continue
         dtype = summary.inferred_dtype
         features[name] = Feature(
-            dtype=dtype, shape=by_name[name].shape or (), nullable=summary.nulls(dtype) > 0
-        )
+            dtype=dtype, shape=by_name[name].shape or (), nullable=summary.nulls(dtype) > 0,
+            labels=by_name[name].labels,
+        )  # fmt: skip
         if summary.counts[BOOL] and not summary.dtype and dtype not in ("bool", "string"):
             notices.append(f"{name}: true and false stand beside numbers and become 1 and 0")
     schema = Schema(features=features)
@@ -352,11 +353,34 @@ def _declared_layout(
             raise SchemaError(
                 f"packed feature {name!r} can't be nullable. Leave columns with nulls unpacked."
             )
+    labels = {column.name: column.labels for column in columns if column.labels is not None}
+    features = {
+        name: _with_labels(name, feature, labels[name]) if name in labels and name not in packed else feature
+        for name, feature in declared.features.items()
+    }
     return Layout(
-        schema=declared,
+        schema=Schema(features=features),
         columns={name: feature_columns[name] for name in declared.features},
         packed=packed & frozenset(declared.features),
     )
+
+
+def _with_labels(name: str, feature: Feature, labels: tuple[str, ...]) -> Feature:
+    """A declared feature with its source's class names."""
+    if feature.dtype != "int64" or feature.labels not in (None, labels):
+        found = (
+            f"labels {_listed(feature.labels)}" if feature.labels is not None else f"dtype {feature.dtype}"
+        )
+        raise SchemaError(
+            f"feature {name!r} must be an int64 with the labels of its source, {_listed(labels)}, got {found} "
+            f"declared. Leave the labels out of --schema; to number classes as another dataset does, "
+            f"give --labels-from."
+        )
+    return dataclasses.replace(feature, labels=labels)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 def _can_be(found: tuple[int | None, ...], declared: tuple[int | None, ...]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tfpipe import errors
 
-FAILED = "failed"
+FAILED, RESULTS, PLAN_FAILURE = "failed", "results.json", "plan-failure.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def save(staging: str, name: str, content: Any) -> None:
     Raises:
         OSError: it can't be written.
     """
-    temporary = Path(staging) / f"{name}.part"
+    temporary = Path(staging) / f"{name}.{os.getpid()}.part"
     temporary.write_text(json.dumps(content), encoding="utf-8")
     os.replace(temporary, Path(staging) / name)
 

@@ -1,29 +1,45 @@
 """The output directory: claimed by one run, filled all at once, left as it was found if that fails.
 
-    with OutputDirectory(path) as output:
+    with OutputDirectory(path, mode="new", request=request) as output:
         ... write below output.staging ...
         output.publish(manifest)
 
 Shards lie in `<output>/.staging-<id>` until all of them are verified; then they are renamed to
-their exact names, and the manifest is written last: its presence is the commit.
+their exact names, and the manifest is written last: its presence is the commit. So whoever looks,
+at any moment, finds the old dataset, none, or the new one.
+
+Staging is also the ledger of what is done. A run that was killed leaves it, and one with mode
+"resume" goes on from it: scans, pieces and shards that are whole are not made again. Each of them gets its
+name only when it is whole, and is the same whoever makes it, so a worker that outlives its
+killed run does no harm.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from beam_jobs.outcome import FAILED, PLAN_FAILURE, RESULTS, load, save
 from beam_jobs.scan import REJECTED
 from beam_jobs.write import SHARDS
-from tfpipe.errors import OutputError
-from tfpipe.manifest import Manifest
+from tfpipe.errors import ManifestError, OutputError
+from tfpipe.manifest import FILE_NAME, INDEX_FORMAT, Manifest
 
 STAGING_PREFIX = ".staging-"
+# In staging: how the run was begun; and, once all shards are verified, the names that give way to them.
+BEGUN, PUBLISHING = "begun.json", "publishing.json"
+# In the manifest's source: files beside the shards.
+OTHER_FILES = "other_files"
+_OF_ONE_RUN = (FAILED, RESULTS, PLAN_FAILURE)
 
 
 class OutputDirectory:
@@ -31,32 +47,39 @@ class OutputDirectory:
 
     Args:
         path: the dataset directory; made if missing, with its parents.
+        mode: "new": it must hold nothing. "overwrite": a dataset in it stays readable until the new
+            one takes its place. "resume": goes on from what a run that did not finish left there.
+        request: what makes the run's result: plain values, compared before a run is resumed.
 
     Attributes:
         staging: the run's own directory in it, as a string.
 
     Raises (on entering):
-        OutputError: it holds anything, another run works in it, or it can't be made.
+        OutputError: it holds what it must not, another run works in it, it can't be made, or the run to
+            resume was begun otherwise.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, mode: str = "new", request: Mapping[str, Any] | None = None) -> None:
         self.path = Path(path)
+        self.mode, self.request = mode, json.loads(json.dumps(request or {}))
         self.staging = ""
         self._made: list[Path] = []
         self._handle = -1
+        self._old: list[str] = []
         self._published: list[Path] = []
-        self._committed = False
+        self._committed = self._old_is_gone = self._locked = False
 
     def __enter__(self) -> OutputDirectory:
         try:
             self._make()
+            self._lock()
             self._claim()
         except OSError as error:
             self._clean()
             raise OutputError(
                 f"the output must be a directory that can be written, got {error.strerror} ({self.path})."
             ) from None
-        except OutputError:
+        except (OutputError, ManifestError):
             self._clean()
             raise
         return self
@@ -65,6 +88,13 @@ class OutputDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._clean()
+
+    def ready(self) -> Manifest | None:
+        """The manifest, if all there is left to do is to publish it or to take staging away."""
+        if load(self.staging, PUBLISHING) is None:
+            return None
+        staged = (Path(self.staging) / FILE_NAME).exists()
+        return Manifest.load(Path(self.staging) if staged else self.path, check_files=False)
 
     def publish(self, manifest: Manifest) -> None:
         """Gives the shards, and the rows that were left out, their names and commits.
@@ -76,29 +106,52 @@ class OutputDirectory:
             OutputError: a name is taken, or a file is not there afterwards.
             OSError: the disk.
         """
-        shards = [shard for split in manifest.splits.values() for shard in split.shards]
-        for shard in shards:
-            target = self.path / shard.name
-            if os.path.lexists(target):
-                raise OutputError(
-                    f"a shard's name must be free, got something that appeared during the run ({target}). "
-                    f"Nothing was published: remove it and convert again."
-                )
-            os.rename(Path(self.staging) / SHARDS / shard.name, target)
-            self._published.append(target)
-        if manifest.num_rejected:
-            os.rename(Path(self.staging) / REJECTED, self.path / REJECTED)
-            self._published.append(self.path / REJECTED)
-        for shard in shards:
-            if (size := (self.path / shard.name).stat().st_size) != shard.num_bytes:
-                raise OutputError(
-                    f"a published shard must have {shard.num_bytes} bytes, got {size} "
-                    f"({self.path / shard.name}). Convert again."
-                )
-        shutil.rmtree(self.staging)
-        os.fsync(self._handle)
-        manifest.save(self.path)
+        names = _files_beside(manifest)
+        publishing = load(self.staging, PUBLISHING)
+        if publishing is None:
+            for name in names:
+                if name not in self._old and os.path.lexists(self.path / name):
+                    raise OutputError(
+                        f"a shard's name must be free, got something that appeared during the run or is no part "
+                        f"of the dataset there ({self.path / name}). Nothing was published: move it away and "
+                        f"convert again."
+                    )
+            manifest.save(self.staging)
+            save(self.staging, PUBLISHING, {"old": self._old, "new": names})
+        else:
+            self._old = publishing["old"]
+        if publishing is None or (Path(self.staging) / FILE_NAME).exists():
+            self._take_places(manifest, names)
         self._committed = True
+        shutil.rmtree(self.staging, ignore_errors=True)
+        os.fsync(self._handle)
+
+    def _take_places(self, manifest: Manifest, names: list[str]) -> None:
+        """Puts the new files in the place of the old ones; may be done again from any point of it."""
+        staging = Path(self.staging)
+        (self.path / FILE_NAME).unlink(missing_ok=True)
+        self._old_is_gone = bool(self._old)
+        os.fsync(self._handle)
+        for name in names:
+            staged = staging / SHARDS / name
+            staged = staged if staged.exists() else staging / name
+            if staged.exists():
+                self._published.append(self.path / name)
+                os.replace(staged, self.path / name)
+        for name in self._old:
+            if name not in names:
+                (self.path / name).unlink(missing_ok=True)
+        for split in manifest.splits.values():
+            for shard in split.shards:
+                target = self.path / shard.name
+                size = target.stat().st_size if target.exists() else None
+                if size != shard.num_bytes:
+                    raise OutputError(
+                        f"a published shard must have {shard.num_bytes} bytes, got "
+                        f"{'no file' if size is None else size} ({target}). Convert again."
+                    )
+        os.fsync(self._handle)
+        os.replace(staging / FILE_NAME, self.path / FILE_NAME)
         os.fsync(self._handle)
 
     def _make(self) -> None:
@@ -111,10 +164,11 @@ class OutputDirectory:
             path.mkdir(exist_ok=True)
             self._made.append(path)
 
-    def _claim(self) -> None:
+    def _lock(self) -> None:
         self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._locked = True
         except BlockingIOError:
             self._made.clear()
             raise OutputError(
@@ -122,35 +176,123 @@ class OutputDirectory:
                 f"({self.path}). Wait for it, or choose another --output."
             ) from None
         except OSError:
-            pass  # a file system without locks: what another run left in it still shows below
+            pass  # a file system without locks: what another run left in it still shows
+
+    def _claim(self) -> None:
+        """Looks at what the directory holds, and finds or makes staging."""
         names = sorted(os.listdir(self.path))
         left = [name for name in names if name.startswith(STAGING_PREFIX)]
-        if left:
+        if left and self.mode != "new" and not self._locked:
+            raise OutputError(
+                f"a file system must have locks for --{self.mode} to tell a conversion that was killed from one "
+                f"at work, got none ({self.path}, {left[0]}). Choose another --output."
+            )
+        if self.mode == "resume" and left:
+            self._resume(left)
+            return
+        if self.mode == "overwrite":
+            for name in left:
+                self._discard(self.path / name)
+            names = sorted(os.listdir(self.path))
+            self._old = self._files_of_dataset() if names else []
+        elif left:
             shards = sum(".tfrecord" in name for name in names)
             raise OutputError(
                 f"an output directory must be empty, got {left[0]} of a conversion that did not finish"
-                f"{f' and {shards} of its shards' if shards else ''} ({self.path}). Remove what it holds "
-                f"(rm -r {self.path}), or choose another --output."
+                f"{f' and {shards} of its shards' if shards else ''} ({self.path}). Go on from it (--resume), "
+                f"replace it (--overwrite), or choose another --output."
             )
-        if names:
+        elif names:
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            if self.mode == "resume" and FILE_NAME in names:
+                shown = "a finished dataset"
+            what = "hold a conversion that did not finish" if self.mode == "resume" else "be empty or missing"
             raise OutputError(
-                f"an output directory must be empty or missing, got {shown} ({self.path}). "
-                f"Choose another --output, or remove what it holds."
+                f"an output directory must {what}, got {shown} ({self.path}). Choose another --output"
+                + (
+                    ", or replace the dataset (--overwrite)."
+                    if FILE_NAME in names
+                    else ", or move away what it holds."
+                )
             )
         self.staging = tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=self.path)
         (Path(self.staging) / SHARDS).mkdir()
+        save(self.staging, BEGUN, {"old": self._old, "request": self.request})
+
+    def _files_of_dataset(self) -> list[str]:
+        """The files that the dataset in the directory has besides its manifest; nothing else gives way."""
+        if not (self.path / FILE_NAME).exists():
+            raise OutputError(
+                f"--overwrite must find a dataset to replace, got a directory without {FILE_NAME} ({self.path}). "
+                f"Choose another --output, or move away what it holds."
+            )
+        manifest = Manifest.load(self.path, check_files=False)
+        if manifest.source.get("format") == INDEX_FORMAT:
+            raise OutputError(
+                f"--overwrite must replace a dataset that was converted, got files that were only indexed and "
+                f"may be the only copy ({self.path}). Choose another --output."
+            )
+        return _files_beside(manifest)
+
+    def _resume(self, left: list[str]) -> None:
+        if len(left) > 1:
+            raise OutputError(
+                f"one conversion can be resumed, got {len(left)} that did not finish ({self.path}: "
+                f"{', '.join(left)}). Begin anew with --overwrite, or choose another --output."
+            )
+        staging = self.path / left[0]
+        begun = load(str(staging), BEGUN)
+        if begun is None:  # killed in its first moments, but a dataset there was to be replaced
+            old = self._files_of_dataset() if (self.path / FILE_NAME).exists() else []
+            begun = {"old": old, "request": self.request}
+            save(str(staging), BEGUN, begun)
+        for name in self.request.keys() | begun["request"].keys():
+            then, now = begun["request"].get(name), self.request.get(name)
+            if then != now:
+                raise OutputError(
+                    f"a conversion must be resumed as it was begun, got another {name}: {_shown(then)} then, "
+                    f"{_shown(now)} now ({staging}). Give it the same again, or begin anew with --overwrite."
+                )
+        self._old = begun["old"]
+        self.staging = str(staging)
+        (staging / SHARDS).mkdir(exist_ok=True)
+        for name in _OF_ONE_RUN:
+            (staging / name).unlink(missing_ok=True)
+
+    def _discard(self, staging: Path) -> None:
+        """Takes away what a run left that did not finish, and what it had published of no dataset."""
+        publishing = load(str(staging), PUBLISHING)
+        if publishing is not None and not (self.path / FILE_NAME).exists():
+            for name in {*publishing["old"], *publishing["new"]}:
+                (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(staging)
 
     def _clean(self) -> None:
-        """Removes what this run made, unless it was committed, and nothing else."""
-        if self.staging:
-            shutil.rmtree(self.staging, ignore_errors=True)
-        if not self._committed:
-            for path in self._published:
-                path.unlink(missing_ok=True)
-            for path in reversed(self._made):
+        """Removes what this run made, unless it was committed or can be resumed, and nothing else."""
+        if self.staging and not self._committed:
+            if self.mode == "resume" or self._old_is_gone:
+                print(f"what is done is kept ({self.staging}): --resume goes on from it", file=sys.stderr)
+            else:
+                shutil.rmtree(self.staging, ignore_errors=True)
+                for path in self._published:
+                    path.unlink(missing_ok=True)
+        if not self.staging or not os.path.exists(self.staging):
+            for path in () if self._committed else reversed(self._made):
                 with contextlib.suppress(OSError):  # it holds what others put there meanwhile
                     path.rmdir()
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def _files_beside(manifest: Manifest) -> list[str]:
+    """The names of all files of a dataset but its manifest's."""
+    names = [shard.name for split in manifest.splits.values() for shard in split.shards]
+    names += [REJECTED] if manifest.num_rejected else []
+    # A manifest is a file that anybody may have written: no name leads out of its directory.
+    return names + [str(name) for name in manifest.source.get(OTHER_FILES, ()) if "/" not in str(name)]
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:80] + "..."

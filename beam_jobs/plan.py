@@ -7,6 +7,7 @@ and options give the same plan, whoever did the scanning.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -18,6 +19,7 @@ from beam_jobs.layout import Layout, Pack, build_layout, feature_summaries, reso
 from beam_jobs.shuffle import bounds, permute, split_sizes
 from beam_jobs.sources import InputSplit, Source, SourceColumn, Wishes
 from beam_jobs.sources.summary import ColumnSummary, SplitScan
+from beam_jobs.tfds import describe_features
 from tfpipe.errors import RecordError, UsageError
 from tfpipe.schema import ITEMSIZE_BYTES, TEXT_DTYPES, Schema
 
@@ -37,12 +39,14 @@ class Request:
         packs: columns that become tensors.
         declared: the schema of the final features, or None to infer it.
         splits: names and fractions, in order.
+        split_by: a feature whose equal values stay in one split; "" for none.
         num_shards: of each split; None for by size.
         shard_bytes: framed bytes of a shard before compression, where `num_shards` is None.
         shuffle: whether records are permuted; else they keep the source's order.
         seed: of the permutation.
         compression: "GZIP", "ZLIB", "" or "auto".
         level: of the compression.
+        tfds_metadata: whether TFDS is to read the dataset, too.
         max_rejected: rows that may be left out.
         max_rejected_fraction: of all rows, in place of a number.
     """
@@ -50,12 +54,14 @@ class Request:
     packs: tuple[Pack, ...] = ()
     declared: Schema | None = None
     splits: tuple[tuple[str, float], ...] = (("train", 1.0),)
+    split_by: str = ""
     num_shards: int | None = None
     shard_bytes: int | None = None
     shuffle: bool = True
     seed: int = 0
     compression: str = "auto"
     level: int = 1
+    tfds_metadata: bool = False
     max_rejected: int = 0
     max_rejected_fraction: float | None = None
 
@@ -114,6 +120,7 @@ class PlanSummary:
         num_rejected: rows left out.
         shard_splits: the split of each shard.
         notices: sentences that the user should read.
+        counts: records by what the source did to them.
     """
 
     schema: Schema
@@ -123,6 +130,7 @@ class PlanSummary:
     num_rejected: int
     shard_splits: tuple[str, ...]
     notices: tuple[str, ...]
+    counts: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a file."""
@@ -139,6 +147,7 @@ class PlanSummary:
             num_rejected=obj["num_rejected"],
             shard_splits=tuple(obj["shard_splits"]),
             notices=tuple(obj["notices"]),
+            counts=obj["counts"],
         )
 
 
@@ -159,9 +168,12 @@ class Plan:
         split_edges: int64[splits + 1], the places where splits start.
         ranks: int64[input splits, splits], for an unshuffled dataset of several splits:
             records of each split before each input split.
+        record_bytes: of a framed record, estimated.
+        split_by: the feature whose equal values stay in one split; "" for none. See `keys`.
         shards: of all splits.
         rejected: rows left out: their numbers (int64[]), by the index of their input split.
         notices: sentences that the user should read.
+        counts: records by what the source did to them.
     """
 
     schema: Schema
@@ -175,9 +187,12 @@ class Plan:
     seed: int
     split_edges: np.ndarray
     ranks: np.ndarray | None
+    record_bytes: int
+    split_by: str
     shards: tuple[ShardPlan, ...]
     rejected: Mapping[int, np.ndarray] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_records(self) -> int:
@@ -193,6 +208,7 @@ class Plan:
             num_rejected=sum(map(len, self.rejected.values())),
             shard_splits=tuple(shard.split for shard in self.shards),
             notices=self.notices,
+            counts=dict(self.counts),
         )
 
     def places(self, split: int, first: int, count: int) -> np.ndarray:
@@ -306,6 +322,11 @@ def make_plan(
     else:  # shapes were checked value by value
         columns = list(source.columns or (SourceColumn(name=name, shape=None) for name in scanned))
     layout, notices = build_layout(request.packs, request.declared, columns, scanned)
+    counts = Counter[str]()
+    for scan in scans:
+        counts.update(scan.counts)
+    notices += source.notices()
+    notices += [f"{source.format}: {count} {what}" for what, count in sorted(counts.items())]
     summaries = feature_summaries(layout.columns, scanned)
     statistics = _statistics(layout, columns, summaries)
     for name, names in layout.columns.items():
@@ -314,6 +335,10 @@ def make_plan(
             notices.append(
                 f"{name}: {count} values lost digits in the declared {layout.schema.features[name].dtype}"
             )
+    if request.tfds_metadata:
+        describe_features(layout.schema)  # what TFDS can't read is told before the work
+    if request.split_by:
+        _check_key(request.split_by, layout.schema, statistics)
     first_index = np.concatenate(([0], np.cumsum([scan.rows for scan in scans]))).astype(np.int64)
     num_records = int(first_index[-1])
     names = [name for name, _ in request.splits]
@@ -329,17 +354,7 @@ def make_plan(
     if not request.shuffle and len(sizes) > 1:
         ranks = _ranks(first_index, num_records, request.seed, edges)
     record_bytes = estimate_bytes(layout.schema, _payload_bytes(layout, summaries, num_records))
-    shards: list[ShardPlan] = []
-    for k, name in enumerate(names):
-        count = num_shards(request, sizes[k], record_bytes)
-        if request.num_shards is not None and count < request.num_shards:
-            notices.append(f"split {name}: {count} shards instead of {request.num_shards}, one a record")
-        cuts = bounds(sizes[k], count) + edges[k]
-        for i in range(count):
-            size = int(cuts[i + 1] - cuts[i])
-            parts = max(1, -(-size * record_bytes // BUCKET_BYTES))
-            part_edges = bounds(size, min(parts, size)) + cuts[i]
-            shards.append(ShardPlan(split=name, index=i, num_shards=count, edges=tuple(part_edges.tolist())))
+    shards, fewer = cut_shards(request, edges, record_bytes)
     rejected: dict[int, list[int]] = {}
     for reject in rejects:
         rejected.setdefault(reject.split, []).append(reject.row)
@@ -355,11 +370,58 @@ def make_plan(
         seed=request.seed,
         split_edges=edges,
         ranks=ranks,
-        shards=tuple(shards),
+        record_bytes=record_bytes,
+        split_by=request.split_by,
+        shards=shards,
         rejected={split: np.array(rows, np.int64) for split, rows in rejected.items()},
-        notices=tuple(notices),
+        notices=(*notices, *fewer),
+        counts=dict(sorted(counts.items())),
     )
     return plan, rejects
+
+
+def _check_key(key: str, schema: Schema, statistics: Mapping[str, Any]) -> None:
+    feature = schema.features.get(key)
+    if feature is None or feature.shape != ():
+        scalars = ", ".join(name for name, found in schema.features.items() if found.shape == ())
+        what = "no feature" if feature is None else "a tensor"
+        raise UsageError(
+            f"--split-by must name a feature of single values, got {key!r}, {what}; there are {scalars}."
+        )
+    if nulls := statistics[key]["nulls"]:
+        raise RecordError(
+            f"every record must have a key to be split by, got {nulls} without {key!r}. Fill it in, or leave "
+            f"these records out."
+        )
+
+
+def cut_shards(
+    request: Request, edges: np.ndarray, record_bytes: int
+) -> tuple[tuple[ShardPlan, ...], tuple[str, ...]]:
+    """Cuts splits into shards.
+
+    Args:
+        request: how many, or how large.
+        edges: int64[splits + 1], the places where splits start.
+        record_bytes: of a framed record, estimated.
+
+    Returns:
+        The shards of all splits, and sentences that the user should read.
+    """
+    shards: list[ShardPlan] = []
+    notices = []
+    sizes = np.diff(edges).tolist()
+    for k, (name, _) in enumerate(request.splits):
+        count = num_shards(request, sizes[k], record_bytes)
+        if request.num_shards is not None and count < request.num_shards:
+            notices.append(f"split {name}: {count} shards instead of {request.num_shards}, one a record")
+        cuts = bounds(sizes[k], count) + edges[k]
+        for i in range(count):
+            size = int(cuts[i + 1] - cuts[i])
+            parts = max(1, -(-size * record_bytes // BUCKET_BYTES))
+            part_edges = bounds(size, min(parts, size)) + cuts[i]
+            shards.append(ShardPlan(split=name, index=i, num_shards=count, edges=tuple(part_edges.tolist())))
+    return tuple(shards), tuple(notices)
 
 
 def _statistics(

@@ -1,6 +1,6 @@
 """What the terminal shows while a conversion runs: the schema as a table, progress by stage.
 
-On a terminal a bar, elsewhere a line at the end of each stage. The numbers come from the marks
+On a terminal a bar, elsewhere a line now and then and at the end of each stage. The numbers come from the marks
 that workers leave in staging.
 """
 
@@ -18,18 +18,21 @@ from beam_jobs.plan import PlanSummary
 from beam_jobs.scan import read_marks, read_plan
 
 _STAGES = {"scan": "scanned", "encode": "encoded", "shard": "written and verified"}
+# Between two lines of a log that nobody watches.
+LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """Shows how far the passes are.
+    """Shows how far the passes are, how fast, and when they will be done.
 
     Args:
         staging: the run's own directory.
         num_splits: of the input.
+        num_bytes: of the input.
     """
 
-    def __init__(self, staging: str, *, num_splits: int) -> None:
-        self.staging = staging
+    def __init__(self, staging: str, *, num_splits: int, num_bytes: int) -> None:
+        self.staging, self.num_bytes = staging, num_bytes
         self.totals = {"scan": num_splits, "encode": num_splits, "shard": 0}
         self.console = Console(highlight=False)
         self.bars = Bars(
@@ -37,9 +40,11 @@ class Progress:
             TextColumn("{task.fields[speed]}"), TimeElapsedColumn(), console=self.console, transient=True,
         )  # fmt: skip
         self.tasks: dict[str, TaskID] = {}
-        self.started: dict[str, float] = {}
+        # By stage: when it was first seen, and how many pieces of work and records were done then.
+        self.started: dict[str, tuple[float, int, int]] = {}
         self.finished: set[str] = set()
         self.shown = False
+        self.last_line_s = time.monotonic()
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
@@ -60,21 +65,44 @@ class Progress:
             self.shown = True
             self.totals["shard"] = len(plan.shard_splits)
             show_schema(plan, self.console)
+        now = time.monotonic()
+        in_between = now - self.last_line_s >= LINE_EVERY_S
         for stage, (done, records) in read_marks(self.staging).items():
-            now = time.monotonic()
-            start = self.started.setdefault(stage, now)
-            speed = f"{records:,} records"
-            if now > start:
-                speed += f", {records / (now - start):,.0f}/s"
+            self.started.setdefault(stage, (now, done, records))
             total = self.totals[stage]
             if self.console.is_terminal:
                 if stage not in self.tasks:
                     self.tasks[stage] = self.bars.add_task(_STAGES[stage], total=total, speed="")
+                speed = self._speed(stage, done, records, now)
                 self.bars.update(self.tasks[stage], completed=done, total=total, speed=speed)
-            if done == total and stage not in self.finished:
+            if stage in self.finished or not (in_between or done == total):
+                continue
+            if done == total:
                 self.finished.add(stage)
-                if not self.console.is_terminal:
-                    self.console.print(f"{_STAGES[stage]}: {records:,} records", soft_wrap=True)
+                line = f"{_STAGES[stage]}: {records:,} records"
+            else:
+                line = f"{_STAGES[stage]}: {done} of {total}, {self._speed(stage, done, records, now)}"
+            if not self.console.is_terminal:
+                self.console.print(line, soft_wrap=True)
+            self.last_line_s = now
+
+    def _speed(self, stage: str, done: int, records: int, now: float) -> str:
+        """Records and bytes a second, and the time left, as far as they can be told yet."""
+        text = f"{records:,} records"
+        started_s, done_then, records_then = self.started[stage]
+        elapsed_s, newly_done, total = now - started_s, done - done_then, self.totals[stage]
+        if elapsed_s <= 0 or newly_done <= 0 or not total:
+            return text
+        text += f", {(records - records_then) / elapsed_s:,.0f}/s"
+        text += f", {self.num_bytes / total * newly_done / elapsed_s / 1e6:,.1f} MB/s of the input"
+        left_s = (total - done) * elapsed_s / newly_done
+        return f"{text}, {_duration(left_s)} left" if done < total else text
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
 def show_schema(plan: PlanSummary, console: Console) -> None:

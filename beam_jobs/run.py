@@ -24,15 +24,15 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_jobs.outcome import Failure, load, save
+from beam_jobs.keys import CountKeys, FinishPlan
+from beam_jobs.outcome import PLAN_FAILURE, RESULTS, Failure, load, save
 from beam_jobs.plan import Plan, PlanSummary, Request
 from beam_jobs.scan import MakePlan, ScanSplit, read_plan
 from beam_jobs.sources import InputSplit, Source, Wishes
-from beam_jobs.write import EncodeSplit, WriteShard
+from beam_jobs.write import EncodeSplit, WriteShard, merge_statistics
 from tfpipe.errors import TfpipeError
 from tfpipe.manifest import Shard
 
-RESULTS, PLAN_FAILURE = "results.json", "plan-failure.json"
 # Input below this is converted in this process: starting workers takes longer than the work.
 IN_MEMORY_BYTES = 24 << 20
 # How long the runner may take to notice that a worker process died. It does so where it talks to that
@@ -95,10 +95,17 @@ def build(
         | "CollectScans" >> beam.combiners.ToList()
         | "MakePlan" >> beam.ParDo(MakePlan(request, source, splits, staging))  # Plan | Failure
     )
+    if request.split_by:
+        plan = (
+            inputs
+            | "CountKeys" >> beam.ParDo(CountKeys(request, source, staging), beam.pvalue.AsSingleton(plan))
+            | "CollectKeys" >> beam.combiners.ToList()
+            | "FinishPlan" >> beam.ParDo(FinishPlan(request, staging), beam.pvalue.AsSingleton(plan))
+        )
     plan | "SavePlanFailure" >> beam.ParDo(SavePlanFailure(staging))
     (
         inputs
-        | "EncodeSplit" >> beam.ParDo(EncodeSplit(source, staging), beam.pvalue.AsSingleton(plan))
+        | "EncodeSplit" >> beam.ParDo(EncodeSplit(request, source, staging), beam.pvalue.AsSingleton(plan))
         | "GroupByShard" >> beam.GroupByKey()  # (shard, [Piece | Failure])
         | "WriteShard" >> beam.ParDo(WriteShard(staging), beam.pvalue.AsSingleton(plan))
         | "CollectShards" >> beam.combiners.ToList()  # [(shard, Shard | Failure)]
@@ -171,7 +178,10 @@ def run(
         plan = read_plan(staging)
         if plan is None or len(plan.shard_splits) != len(shards):
             raise TfpipeError(f"every planned shard must be written, got {len(shards)}. Details: {log.path}")
-    return plan, shards
+    statistics = merge_statistics(staging, plan.schema, splits)
+    for name, known in plan.statistics.items():
+        statistics[name] |= {key: known[key] for key in ("unit", "narrowed") if key in known}
+    return dataclasses.replace(plan, statistics=statistics), shards
 
 
 def pipeline_options(beam_args: Sequence[str], num_bytes: int, num_splits: int) -> PipelineOptions:

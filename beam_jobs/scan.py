@@ -42,7 +42,12 @@ class ScanSplit(beam.DoFn):
     @guarded(lambda split, failure: (split.index, failure))
     def process(self, split: InputSplit) -> Iterator[tuple[int, SplitScan | Failure]]:
         """InputSplit -> (its index, what was found)."""
-        scan = self.source.scan(split, self.wishes, self.max_rejected)
+        name = f"scan-{split.index}.json"  # there if a run that is resumed got so far
+        if (found := load(self.staging, name)) is None:
+            scan = self.source.scan(split, self.wishes, self.max_rejected)
+            save(self.staging, name, scan.to_json())
+        else:
+            scan = SplitScan.from_json(found)
         mark(self.staging, "scan", split.index, scan.rows)
         yield split.index, scan
 
@@ -64,7 +69,7 @@ class MakePlan(beam.DoFn):
     def process(self, scans: list[tuple[int, SplitScan | Failure]]) -> Iterator[Plan | Failure]:
         """All scans, in any order -> Plan | Failure."""
         plan = self._plan([scan for _, scan in sorted(scans, key=lambda item: item[0])])
-        if isinstance(plan, Plan):
+        if isinstance(plan, Plan) and not self.request.split_by:  # else `keys.FinishPlan` does
             save(self.staging, PLAN, plan.summary().to_json())
         yield plan
 
@@ -93,8 +98,10 @@ def choose_compression(plan: Plan, source: Source, splits: Sequence[InputSplit])
         splits: of the source; the first and the middle one are looked at.
 
     Returns:
-        "GZIP", or "" where the sample hardly shrinks.
+        "GZIP", or "" where the sample hardly shrinks or need not be tried.
     """
+    if source.is_compressed:
+        return ""
     from isal import isal_zlib
 
     from beam_jobs.encode import encode_batch

@@ -10,25 +10,30 @@ ranges of all of them, part by part, so that memory stays bounded whatever the s
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import apache_beam as beam
 import numpy as np
+import pyarrow as pa
 
 from beam_jobs.encode import RECORD_MAX_BYTES, Encoded, RecordTooLong, encode_batch
 from beam_jobs.encode_kernels import place_records
-from beam_jobs.outcome import Failure, guarded, has_failed
-from beam_jobs.plan import Plan, ShardPlan
+from beam_jobs.keys import Placer
+from beam_jobs.outcome import Failure, guarded, has_failed, load, save
+from beam_jobs.plan import Plan, Request, ShardPlan
 from beam_jobs.scan import mark
 from beam_jobs.sources import InputSplit, Source
+from beam_jobs.statistics import DatasetStatistics
 from tfpipe.errors import OutputError, RecordError, ShardError
 from tfpipe.manifest import Shard, shard_name
+from tfpipe.schema import Schema
 from tfpipe.tfrecord import WINDOW_BITS, read_shard
 
 SHARDS = "shards"
@@ -52,17 +57,50 @@ class Piece:
         """int64: per batch of n records their n places and n + 1 file offsets; then every n; then how many."""
         return Path(staging) / f"pieces-{self.split:05d}.index"
 
+    @property
+    def statistics_name(self) -> str:
+        """The file in staging that holds what its values are like."""
+        return f"statistics-{self.split}.json"
+
+    def batches(self, staging: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Per batch its places and offsets (int64[n], int64[n + 1]), as they lie in the index."""
+        index = np.memmap(self.index_path(staging), np.int64, "r")
+        num_batches = int(index[-1])
+        found = []
+        at = 0
+        for rows in index[-1 - num_batches : -1].tolist():
+            found.append((index[at : at + rows], index[at + rows : at + 2 * rows + 1]))
+            at += 2 * rows + 1
+        return found
+
+    def is_whole(self, staging: str, num_records: int) -> bool:
+        """Whether an earlier run left it with that many records, and nothing was lost of it since."""
+        data, index = self.data_path(staging), self.index_path(staging)
+        if (
+            not data.exists()
+            or load(staging, self.statistics_name) is None
+            or not index.exists()
+            or index.stat().st_size % 8
+            or not index.stat().st_size
+        ):
+            return False
+        batches = self.batches(staging)
+        rows = sum(len(places) for places, _ in batches)
+        num_bytes = int(batches[-1][1][-1]) if batches else 0
+        return rows == num_records and data.stat().st_size == num_bytes
+
 
 class EncodeSplit(beam.DoFn):
     """Encodes an input split and leaves its records in staging, sorted by place.
 
     Args:
+        request: what the user asked for.
         source: to read.
         staging: the run's own directory.
     """
 
-    def __init__(self, source: Source, staging: str) -> None:
-        self.source, self.staging = source, staging
+    def __init__(self, request: Request, source: Source, staging: str) -> None:
+        self.request, self.source, self.staging = request, source, staging
 
     @guarded(lambda _, failure: (-1, failure))
     def process(self, split: InputSplit, plan: Plan | Failure) -> Iterator[tuple[int, Piece | Failure]]:
@@ -70,19 +108,32 @@ class EncodeSplit(beam.DoFn):
         if isinstance(plan, Failure) or has_failed(self.staging):
             return
         piece = Piece(split=split.index)
+        expected = int(plan.first_index[split.index + 1] - plan.first_index[split.index])
+        if not piece.is_whole(self.staging, expected):
+            self._write(piece, split, plan, expected)
+        mark(self.staging, "encode", split.index, expected)
         starts = np.array([shard.start for shard in plan.shards])
+        used: set[int] = set()
+        for places, _ in piece.batches(self.staging):
+            used.update((np.unique(np.searchsorted(starts, places, side="right")) - 1).tolist())
+        for shard in sorted(used):
+            yield shard, piece
+
+    def _write(self, piece: Piece, split: InputSplit, plan: Plan, expected: int) -> None:
         rejected = plan.rejected.get(split.index, ())
         rows = offset = 0
-        used: set[int] = set()
         counts: list[int] = []
-        with (
-            open(piece.data_path(self.staging), "wb") as data,
-            open(piece.index_path(self.staging), "wb") as index,
-        ):
+        data_path, index_path = piece.data_path(self.staging), piece.index_path(self.staging)
+        own = f".{os.getpid()}.part"  # another worker may be at it: of a run that was killed and is resumed
+        statistics = DatasetStatistics(plan.schema)
+        placer = Placer(self.request, plan, split.index)
+        with open(f"{data_path}{own}", "wb") as data, open(f"{index_path}{own}", "wb") as index:
             for batch in self.source.read(split, plan.wishes, rejected):
-                places = plan.places(split.index, rows, batch.num_rows)
+                features = plan.layout.assemble(batch)
+                places = placer.place(features)
                 order = np.argsort(places)
-                encoded = self._encode(plan, split, batch, order, rows)
+                statistics.add(features)
+                encoded = self._encode(plan, split, features, order, rows)
                 places = places[order]
                 data.write(encoded.data)
                 index.write(places)
@@ -90,23 +141,24 @@ class EncodeSplit(beam.DoFn):
                 offset += len(encoded.data)
                 rows += batch.num_rows
                 counts.append(batch.num_rows)
-                used.update((np.unique(np.searchsorted(starts, places, side="right")) - 1).tolist())
             index.write(np.array([*counts, len(counts)], np.int64))
-        expected = int(plan.first_index[split.index + 1] - plan.first_index[split.index])
+            for file in (data, index):
+                file.flush()
+                os.fsync(file.fileno())
         if rows != expected:
             raise OutputError(
                 f"the input must not change while it is converted, got {rows} records instead of {expected} "
                 f"({self.source.origin(split, 1)}). Convert again when nothing writes to it."
             )
-        mark(self.staging, "encode", split.index, rows)
-        for shard in sorted(used):
-            yield shard, piece
+        save(self.staging, piece.statistics_name, statistics.to_json())
+        os.replace(f"{data_path}{own}", data_path)
+        os.replace(f"{index_path}{own}", index_path)  # last: it says that all is whole
 
     def _encode(
-        self, plan: Plan, split: InputSplit, batch: Any, order: np.ndarray, rows_before: int
+        self, plan: Plan, split: InputSplit, features: pa.RecordBatch, order: np.ndarray, rows_before: int
     ) -> Encoded:
         try:
-            return encode_batch(plan.layout.assemble(batch), plan.schema, order)
+            return encode_batch(features, plan.schema, order)
         except RecordTooLong as error:
             number = int(plan.first_index[split.index]) + rows_before + error.row + 1
             path = self.source.origin(split, 1).rpartition(":")[0]
@@ -143,10 +195,28 @@ class WriteShard(beam.DoFn):
         ordered = sorted(
             (piece for piece in pieces if isinstance(piece, Piece)), key=lambda piece: piece.split
         )
-        shard = write_shard(path, shard_plan, ordered, self.staging, plan.compression, plan.level)
+        written = f"shard-{index}.json"  # there if a run that is resumed got so far
+        if (found := load(self.staging, written)) is not None:
+            shard = Shard(**found)
+        else:
+            own = path.with_name(f"{name}.{os.getpid()}.part")  # see EncodeSplit
+            own.unlink(missing_ok=True)
+            shard = write_shard(own, shard_plan, ordered, self.staging, plan.compression, plan.level)
+            shard = dataclasses.replace(shard, name=name)
+            os.replace(own, path)
         verify_shard(path, shard, plan.compression)
+        save(self.staging, written, dataclasses.asdict(shard))
         mark(self.staging, "shard", index, shard.num_records)
         yield index, shard
+
+
+def merge_statistics(staging: str, schema: Schema, splits: Sequence[InputSplit]) -> dict[str, dict[str, Any]]:
+    """What the values of all input splits are like: the manifest's form, one object a feature."""
+    merged = DatasetStatistics(schema)
+    for split in splits:
+        found = load(staging, Piece(split=split.index).statistics_name)
+        merged.merge(DatasetStatistics(schema).load(found))
+    return merged.describe()
 
 
 def write_shard(
@@ -241,13 +311,7 @@ class _PieceReader:
     """Reads ranges of places from one split's file."""
 
     def __init__(self, piece: Piece, staging: str) -> None:
-        index = np.memmap(piece.index_path(staging), np.int64, "r")
-        num_batches = int(index[-1])
-        self.batches: list[tuple[np.ndarray, np.ndarray]] = []
-        at = 0
-        for rows in index[-1 - num_batches : -1].tolist():
-            self.batches.append((index[at : at + rows], index[at + rows : at + 2 * rows + 1]))
-            at += 2 * rows + 1
+        self.batches = piece.batches(staging)
         self.path = piece.data_path(staging)
         self.file = os.open(self.path, os.O_RDONLY)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,93 +78,14 @@ def _write_json(path: Path | None, obj: Any) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    from tfpipe.inspection import show, summarize
     from tfpipe.manifest import Manifest
 
     manifest = Manifest.load(options.directory)
     summary = summarize(manifest)
     _write_json(options.json, summary)
-    _print_summary(manifest, summary)
+    show(manifest, summary)
     return 0
-
-
-def summarize(manifest: Any) -> dict[str, Any]:
-    """What `tfpipe inspect --json` writes.
-
-    Args:
-        manifest: a loaded `Manifest`.
-
-    Returns:
-        Plain JSON values; sizes in bytes.
-    """
-    splits = {}
-    for name, split in manifest.splits.items():
-        counts = [shard.num_records for shard in split.shards]
-        splits[name] = {
-            "num_records": split.num_records,
-            "num_shards": len(counts),
-            "min_records_per_shard": min(counts, default=0),
-            "max_records_per_shard": max(counts, default=0),
-            "num_bytes": split.num_bytes,
-            "uncompressed_bytes": split.uncompressed_bytes,
-        }
-    return {
-        "directory": str(manifest.directory),
-        "compression": manifest.compression,
-        "schema": manifest.schema.to_json(),
-        "schema_digest": manifest.schema.digest,
-        "splits": splits,
-        "rejected": {"num_records": manifest.num_rejected},
-        "statistics": dict(manifest.statistics),
-        "warnings": [
-            f"{name} lies in the directory but not in the manifest: it is never read"
-            for name in manifest.unlisted_files()
-        ]
-        + [
-            f"{name}: {sum(not s.num_records for s in split.shards)} of {len(split.shards)} shards are empty"
-            for name, split in manifest.splits.items()
-            if any(not shard.num_records for shard in split.shards)
-        ],
-    }
-
-
-def _print_summary(manifest: Any, summary: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(
-        f"[bold]{escape(summary['directory'])}[/]  {manifest.compression or 'no'} compression", end=""
-    )
-    console.print(f", {manifest.num_rejected:,} records rejected" if manifest.num_rejected else "")
-    table = Table("split", "records", "shards", "records a shard", "on disk", "uncompressed")
-    for name, split in summary["splits"].items():
-        low, high = split["min_records_per_shard"], split["max_records_per_shard"]
-        table.add_row(
-            escape(name),
-            f"{split['num_records']:,}",
-            f"{split['num_shards']:,}",
-            f"{low:,}" if low == high else f"{low:,} to {high:,}",
-            _size(split["num_bytes"]),
-            _size(split["uncompressed_bytes"]),
-        )
-    console.print(table)
-    keys = [k for k in ("nulls", "min", "max", "mean") if any(k in s for s in _rows(summary["statistics"]))]
-    table = Table("feature", "dtype", "shape", "encoding", "nullable", *keys)
-    for name, feature in manifest.schema.features.items():
-        found = summary["statistics"].get(name)
-        found = found if isinstance(found, Mapping) else {}
-        shape = "×".join("?" if size is None else str(size) for size in feature.shape) or "scalar"
-        nullable = "yes" if feature.nullable else ""
-        values = [escape(_short(found[key])) if key in found else "" for key in keys]
-        table.add_row(escape(name), feature.dtype, shape, feature.encoding, nullable, *values)
-    console.print(table)
-    for warning in summary["warnings"]:
-        console.print(f"[yellow]warning:[/] {escape(warning)}")
-
-
-def _rows(statistics: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [row for row in statistics.values() if isinstance(row, Mapping)]
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -195,6 +116,7 @@ def _index(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tfpipe.index import index, parse_split_patterns, read_schema
+    from tfpipe.inspection import show, summarize
     from tfpipe.progress import Progress
 
     split_patterns = parse_split_patterns(options.split)
@@ -211,26 +133,13 @@ def _index(options: argparse.Namespace) -> int:
         )
     summary = summarize(manifest)
     _write_json(options.json, {**summary, "notices": notices})
-    _print_summary(manifest, summary)
+    show(manifest, summary)
     for notice in notices:
         print(f"note: {notice}")
     splits = manifest.splits.values()
     records, shards = sum(s.num_records for s in splits), sum(len(s.shards) for s in splits)
     print(f"indexed {records} records in {shards} shards in {options.directory}")
     return 0
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
-def _short(value: Any, limit: int = 20) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 if __name__ == "__main__":

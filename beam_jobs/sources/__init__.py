@@ -24,6 +24,25 @@ SPLIT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImageOptions:
+    """How images are to be stored.
+
+    Attributes:
+        form: "encoded" for files, "raw" for tensors of pixels.
+        channels: 1, 3 or 4 of every image; None for its own.
+        size: (height, width) of every image; None for its own.
+        decode_check: whether the scan decodes also what is copied as it is.
+        labels_from: the manifest, or its dataset, whose class numbers are used; "" for new ones.
+    """
+
+    form: str = "encoded"
+    channels: int | None = None
+    size: tuple[int, int] | None = None
+    decode_check: bool = True
+    labels_from: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
     """How the user asked for the input to be read.
 
@@ -31,20 +50,30 @@ class SourceOptions:
         format: one of `find.FORMATS`, or "auto".
         header: whether a CSV file's first row names the columns.
         delimiter: between CSV fields, one ASCII character; None for the format's own.
+        images: of images.
     """
 
     format: str = "auto"
     header: bool = True
     delimiter: str | None = None
+    images: ImageOptions = ImageOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputFile:
-    """One file as it was when the conversion began."""
+    """One file as it was when the conversion began.
+
+    Attributes:
+        path: as the input leads to it.
+        num_bytes: its size.
+        modified_ns: its time.
+        root: the directory that the input named, or a file's own; `path` begins with it.
+    """
 
     path: str
     num_bytes: int
     modified_ns: int
+    root: str = ""
 
     @property
     def name(self) -> str:
@@ -83,12 +112,14 @@ class SourceColumn:
         dtype: "" where only the values tell (text).
         shape: of one value; () for a scalar, None where only the values tell (lists).
         unit: of a time that became an integer, like "us"; "" for none.
+        labels: names of the classes that it counts, if it does.
     """
 
     name: str
     dtype: str = ""
     shape: tuple[int | None, ...] | None = ()
     unit: str = ""
+    labels: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,12 +158,37 @@ class Wishes:
         return self.columns.get(name, self.others)
 
 
+class FileSource:
+    """What a source says of itself; a format that has more to say overrides it."""
+
+    format: str
+    files: tuple[InputFile, ...]
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its records are known to be compressed already, so that no sample need show it."""
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """What was read, as the manifest keeps it."""
+        files = [{"name": file.name, "num_bytes": file.num_bytes} for file in self.files]
+        return {"format": self.format, "files": files}
+
+    def notices(self) -> list[str]:
+        """Sentences that the user should read."""
+        return []
+
+
 class Source(Protocol):
     """What each format's module provides; `columns` is None where only the records tell."""
 
     format: str
     files: tuple[InputFile, ...]
     columns: tuple[SourceColumn, ...] | None
+
+    @property
+    def is_compressed(self) -> bool:
+        """See `FileSource`."""
 
     def plan(self) -> list[InputSplit]:
         """Plans the splits, in the order of the records."""
@@ -148,3 +204,9 @@ class Source(Protocol):
 
     def origin(self, split: InputSplit, row: int) -> str:
         """Names a row of the split's file, as `file:row`."""
+
+    def describe(self) -> dict[str, Any]:
+        """See `FileSource`."""
+
+    def notices(self) -> list[str]:
+        """See `FileSource`."""

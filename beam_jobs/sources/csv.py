@@ -21,7 +21,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn, SourceOptions, Wishes
+from beam_jobs.sources import (
+    SPLIT_BYTES,
+    FileSource,
+    InputFile,
+    InputSplit,
+    SourceColumn,
+    SourceOptions,
+    Wishes,
+)
 from beam_jobs.sources import csv_kernels as k
 from beam_jobs.sources.bad_rows import RAW_CHARACTERS, BadRow, BadRows, Misfit, accept
 from beam_jobs.sources.csv_values import ColumnReader, TokenBatch
@@ -39,7 +47,7 @@ BATCH_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class CsvSource:
+class CsvSource(FileSource):
     """CSV files with the same columns."""
 
     files: tuple[InputFile, ...]

@@ -45,14 +45,14 @@ def _narrows(value, mantissa, exponent):
 
 
 @kernel
-def scan_column(buf, starts, ends, rows, counts, extremes, sums, hard_rows):
+def scan_column(buf, starts, ends, rows, counts, extremes, limits, hard_rows):
     """Counts what a column's fields are.
 
     Args:
         starts, ends: int32[rows] as `tokenize` wrote them.
         counts: int64[NUM_COUNTS], added to.
         extremes: int64[2], lowest and highest integer.
-        sums: float64[3], lowest, highest and sum of the finite numbers.
+        limits: float64[2], lowest and highest of the finite numbers.
         hard_rows: int32[rows], receives the rows whose float64 this kernel can't tell.
 
     Returns:
@@ -90,14 +90,13 @@ def scan_column(buf, starts, ends, rows, counts, extremes, sums, hard_rows):
                 counts[LOSSY32] += 1
         else:
             continue
-        sums[0] = min(sums[0], value)
-        sums[1] = max(sums[1], value)
-        sums[2] += value
+        limits[0] = min(limits[0], value)
+        limits[1] = max(limits[1], value)
     return num_hard
 
 
 @kernel
-def scan_hard(buf, starts, ends, hard_rows, values, counts, sums):
+def scan_hard(buf, starts, ends, hard_rows, values, counts, limits):
     """Adds the hard rows, whose float64 came from elsewhere, to what `scan_column` counted."""
     for i in range(len(hard_rows)):
         row = hard_rows[i]
@@ -108,9 +107,8 @@ def scan_hard(buf, starts, ends, hard_rows, values, counts, sums):
             continue
         if _narrows(value, mantissa, exponent):
             counts[LOSSY32] += 1
-        sums[0] = min(sums[0], value)
-        sums[1] = max(sums[1], value)
-        sums[2] += value
+        limits[0] = min(limits[0], value)
+        limits[1] = max(limits[1], value)
 
 
 @kernel

@@ -155,17 +155,17 @@ class ColumnReader:
     def _summarize(self, batch: TokenBatch, column: int) -> None:
         summary = self.summaries[column]
         extremes = np.array([summary.lowest, summary.highest], np.int64)
-        sums = np.array([summary.low, summary.high, summary.total])
+        limits = np.array([summary.low, summary.high])
         hard = np.empty(batch.rows, np.int32)
         starts, ends = batch.starts[column], batch.ends[column]
         with np.errstate(over="ignore"):
-            count = c.scan_column(batch.buf, starts, ends, batch.rows, summary.counts, extremes, sums, hard)
+            count = c.scan_column(batch.buf, starts, ends, batch.rows, summary.counts, extremes, limits, hard)
             # Once a column holds text, the digits of its numbers don't matter.
             if count and not summary.counts[k.TEXT]:
                 values = self._hard_values(batch, column, hard[:count])
-                c.scan_hard(batch.buf, starts, ends, hard[:count], values, summary.counts, sums)
+                c.scan_hard(batch.buf, starts, ends, hard[:count], values, summary.counts, limits)
         summary.lowest, summary.highest = int(extremes[0]), int(extremes[1])
-        summary.low, summary.high, summary.total = (float(value) for value in sums)
+        summary.low, summary.high = (float(value) for value in limits)
 
     def _hard_values(self, batch: TokenBatch, column: int, rows: np.ndarray) -> np.ndarray:
         text, _ = _texts(batch, column, rows, pa.string())

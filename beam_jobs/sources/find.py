@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from beam_jobs.sources import InputFile, Source, SourceOptions
+from beam_jobs.sources import ImageOptions, InputFile, Source, SourceOptions
 from beam_jobs.sources.compressed import SUFFIXES as COMPRESSED_SUFFIXES
-from beam_jobs.sources.compressed import damaged_errors, open_bytes
+from beam_jobs.sources.compressed import compression_of, damaged_errors, open_bytes
+from beam_jobs.sources.image_files import SUFFIXES as IMAGE_SUFFIXES
+from beam_jobs.sources.image_files import image_kind
 from beam_jobs.sources.tar_members import MAGIC as TAR_MAGIC
 from beam_jobs.sources.tar_members import MAGIC_AT as TAR_MAGIC_AT
 from tfpipe.errors import RecordError, UsageError
@@ -35,22 +37,31 @@ _OPENERS = {
     "idx": ("idx", "open_idx"),
     "npz": ("npy", "open_npz"),
     "webdataset": ("tar", "open_tar"),
+    "images": ("images", "open_images"),
 }
 FORMATS = tuple(_OPENERS)
 _SUFFIXES = {
-    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet", ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz", ".tar": "webdataset", ".tgz": "webdataset",
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet",
+    ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz",
+    ".tar": "webdataset", ".tgz": "webdataset",
+    **dict.fromkeys(IMAGE_SUFFIXES, "images"),
 }  # fmt: skip
 _MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro", b"\x93NUMPY": "npz"}
 _MAGIC_BYTES = 1024
+_IMAGE_OPTIONS = {
+    "form": "--image-as", "channels": "--image-channels", "size": "--image-size",
+    "decode_check": "--no-decode-check", "labels_from": "--labels-from",
+}  # fmt: skip
 _IDX_TYPES = (0x08, 0x09, 0x0B, 0x0C, 0x0D, 0x0E)
 
 
 @dataclass(kw_only=True, slots=True)
 class Found:
-    """The files that an input stands for."""
+    """The files that an input stands for, each with its format and the directory that the input named."""
 
     files: list[str] = field(default_factory=list)
     formats: list[str] = field(default_factory=list)
+    roots: list[str] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
 
 
@@ -76,12 +87,19 @@ def open_source(inputs: Sequence[str], options: SourceOptions) -> tuple[Source, 
             f"all input files must have one format, got {examples}. Convert each format into its own dataset, "
             f"or name one with --format."
         )
+    if formats != ["images"] and options.images != ImageOptions():
+        wrong = [f.name for f in dataclasses.fields(ImageOptions)
+                 if getattr(options.images, f.name) != getattr(ImageOptions(), f.name)]  # fmt: skip
+        raise UsageError(
+            f"options of images must come with images, got {_IMAGE_OPTIONS[wrong[0]]} with {formats[0]} "
+            f"({found.files[0]}). Leave it out."
+        )
     files = []
-    for path in found.files:
+    for path, root in zip(found.files, found.roots, strict=True):
         stat = os.stat(path)
-        if stat.st_size == 0:
+        if stat.st_size == 0 and formats != ["images"]:  # one of many images, which may be left out
             raise RecordError(f"an input file must hold data, got an empty file ({path}). Leave it out.")
-        files.append(InputFile(path=path, num_bytes=stat.st_size, modified_ns=stat.st_mtime_ns))
+        files.append(InputFile(path=path, num_bytes=stat.st_size, modified_ns=stat.st_mtime_ns, root=root))
     # Imported late: each format's module is only needed where it is used.
     module, function = _OPENERS[formats[0]]
     options = dataclasses.replace(options, format=formats[0])
@@ -112,6 +130,7 @@ def find_files(inputs: Sequence[str], wanted: str) -> Found:
             else:
                 found.files.append(path)
                 found.formats.append(_format_of(path, wanted))
+        found.roots += [_root(given)] * (len(found.files) - before)
         if len(found.files) == before:
             ignored = ", ".join(f"{count} {suffix}" for suffix, count in sorted(found.ignored.items()))
             raise UsageError(
@@ -140,11 +159,41 @@ def _expand(given: str) -> list[str]:
     return matches
 
 
+def _root(given: str) -> str:
+    """The directory that an input names: itself, the one of a file, or what a glob's matches begin with."""
+    if os.path.isdir(given):
+        return given
+    if os.path.lexists(given):
+        return os.path.dirname(given)
+    parts = given.split(os.sep)
+    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    return os.sep.join(parts[: min(fixed, len(parts) - 1)])
+
+
 def _walk(directory: str, wanted: str, found: Found) -> None:
-    for parent, directories, names in os.walk(directory):
+    """Adds the files below a directory, those behind symbolic links among them, in a fixed order."""
+
+    def fail(error: OSError) -> None:
+        raise RecordError(
+            f"a directory must be readable, got {error.strerror} ({error.filename}). Allow it, or leave it out."
+        ) from None
+
+    for parent, directories, names in os.walk(directory, onerror=fail, followlinks=True):
         directories[:] = sorted(name for name in directories if not name.startswith("."))
+        for name in directories:
+            path = os.path.join(parent, name)
+            target = os.path.realpath(path) if os.path.islink(path) else ""
+            if target and os.path.commonpath((target, os.path.realpath(parent))) == target:
+                raise UsageError(
+                    f"a directory must not lie within itself, got a link to one of those above it ({path}). "
+                    f"Remove the link."
+                )
         for name in sorted(names):
             path = os.path.join(parent, name)
+            if not name.startswith(".") and not os.path.exists(path) and format_by_name(name):
+                raise RecordError(
+                    f"a link must lead to a file, got one to nothing ({path}). Remove or mend it."
+                )
             kind = None if name.startswith(".") or not os.path.isfile(path) else sniff(path)
             if kind is None or wanted not in ("auto", kind):
                 found.ignored[Path(name).suffix.lower() or name] += 1
@@ -178,20 +227,30 @@ def sniff(path: str) -> str | None:
         One of `FORMATS`, or None.
     """
     try:
-        with open_bytes(path) as stream:
-            head: bytes = stream.read(_MAGIC_BYTES)
+        with open(path, "rb") as file:
+            head: bytes = file.read(_MAGIC_BYTES)
+        if compression_of(head):
+            with open_bytes(path) as stream:
+                head = stream.read(_MAGIC_BYTES)
     except damaged_errors():
         head = b""  # the name still tells who should read it, and say what is wrong with it
     for magic, kind in _MAGIC.items():
         if head.startswith(magic):
             return kind
+    if image_kind(head):
+        return "images"
     if len(head) >= 4 and head[:2] == b"\0\0" and head[2] in _IDX_TYPES and 1 <= head[3] <= 8:
         return "idx"
     if head.startswith(b"PK") and _holds_arrays(path):
         return "npz"
     if head[TAR_MAGIC_AT:].startswith(TAR_MAGIC):
         return "webdataset"
-    name = Path(path).name.lower()
+    return format_by_name(os.path.basename(path))
+
+
+def format_by_name(name: str) -> str | None:
+    """Tells a file's format by its name alone; None if it does not tell."""
+    name = name.lower()
     for suffix in COMPRESSED_SUFFIXES:
         name = name.removesuffix(suffix)
     if name.endswith("-ubyte") and "idx" in name:

@@ -181,6 +181,10 @@ def _reshape(
 
 def _fit_values(array: pa.Array, wish: Wish) -> tuple[pa.Array, int]:
     """Brings single values to the dtype wished."""
+    if wish.dtype and array.null_count == len(
+        array
+    ):  # lists without a value, which have no dtype to differ in
+        return pa.nulls(len(array), arrow_type(wish.dtype, ())), 0
     if array.type == SPELLED:
         return read_spelled(array, wish)
     source = dtype_of(array.type)

@@ -6,6 +6,7 @@ read it; summaries merge in split order, so the result never depends on who read
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,6 @@ class ColumnSummary:
         highest: the highest integer.
         low: the lowest finite number.
         high: the highest finite number.
-        total: the sum of the finite numbers.
         shape: of the values so far, None for a dimension that differs; None before the first value.
         quoted: whether the source tells text from numbers (JSON), so that a column can't hold both.
         exact: whether each value has a dtype of its own, so that a column can't hold two of them.
@@ -53,7 +53,6 @@ class ColumnSummary:
     highest: int = _INT64.min
     low: float = math.inf
     high: float = -math.inf
-    total: float = 0.0
     shape: tuple[int | None, ...] | None = None
     quoted: bool = False
     exact: bool = False
@@ -73,11 +72,17 @@ class ColumnSummary:
             highest=max(self.highest, other.highest),
             low=min(self.low, other.low),
             high=max(self.high, other.high),
-            total=self.total + other.total,
             shape=join_shapes(self.shape, other.shape),
             quoted=self.quoted or other.quoted,
             exact=exact,
         )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, obj: dict[str, Any]) -> ColumnSummary:
+        """What its attributes are as plain values."""
+        shape = obj["shape"]
+        counts = np.array(obj["counts"], np.int64)
+        return cls(**obj | {"counts": counts, "shape": None if shape is None else tuple(shape)})
 
     @classmethod
     def absent(cls, rows: int) -> ColumnSummary:
@@ -123,25 +128,16 @@ class ColumnSummary:
         return nulls if dtype.startswith("float") else nulls + int(counts[NAN])
 
     def statistics(self, dtype: str) -> dict[str, Any]:
-        """The manifest's form: nulls; min, max, mean of finite numbers, or lengths of text."""
+        """What is known before the records are written: nulls, min and max of finite numbers."""
         nulls = self.nulls(dtype)
         result: dict[str, Any] = {"nulls": nulls}
         if dtype in ("string", "bytes"):
-            result["max_bytes"] = int(self.counts[TEXT_MAX])
-            result["mean_bytes"] = self.mean_text_bytes
             return result
         number = int if dtype in INTEGER_DTYPES or dtype == "bool" else float
         if self.low <= self.high:
             whole = number is int and self.lowest <= self.highest
             result["min"] = number(self.lowest) if whole else number(self.low)
             result["max"] = number(self.highest) if whole else number(self.high)
-            finite = self.rows - nulls - int(self.counts[INFINITE])
-            finite -= int(self.counts[NAN]) if dtype.startswith("float") else 0
-            result["mean"] = self.total / max(finite, 1)
-        if dtype.startswith("float") and self.counts[NAN]:
-            result["nan"] = int(self.counts[NAN])
-        if self.counts[INFINITE]:
-            result["infinite"] = int(self.counts[INFINITE])
         return result
 
     @property
@@ -240,7 +236,6 @@ def summarize_array(array: pa.Array, dtype: str) -> ColumnSummary:
             summary.lowest, summary.highest = int(values.min()), int(values.max())
     if len(values):
         summary.low, summary.high = float(values.min()), float(values.max())
-        summary.total = float(values.sum(dtype=np.float64))
         if values.dtype == np.float64:
             with np.errstate(over="ignore"):
                 counts[LOSSY32] = int((values.astype(np.float32) != values).sum())
@@ -262,6 +257,7 @@ class SplitScan:
         columns: one summary a column, in the order of appearance.
         bad: rows that can't be taken, ascending; one more than allowed if the rest was not looked at.
         narrowed: per feature, values that a declared dtype shortened.
+        counts: records by what the source did to them, in words that follow a number.
     """
 
     index: int
@@ -270,3 +266,20 @@ class SplitScan:
     columns: dict[str, ColumnSummary] = field(default_factory=dict)
     bad: list[BadRow] = field(default_factory=list)
     narrowed: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a file."""
+        columns = {
+            name: vars(summary) | {"counts": summary.counts.tolist()}
+            for name, summary in self.columns.items()
+        }
+        return vars(self) | {"columns": columns, "bad": [dataclasses.asdict(bad) for bad in self.bad]}
+
+    @classmethod
+    def from_json(cls, obj: dict[str, Any]) -> SplitScan:
+        """What `to_json` gave."""
+        return cls(**obj | {
+            "columns": {name: ColumnSummary.from_json(summary) for name, summary in obj["columns"].items()},
+            "bad": [BadRow(**bad) for bad in obj["bad"]],
+        })  # fmt: skip

@@ -7,6 +7,7 @@ with its row, and its row is left out where the user allowed that.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs.sources import InputSplit, SourceColumn, Wishes
+from beam_jobs.sources import FileSource, InputSplit, SourceColumn, Wishes
 from beam_jobs.sources.bad_rows import RAW_CHARACTERS, BadRow, BadRows, Misfit, accept
 from beam_jobs.sources.csv_values import summarize_spelled
 from beam_jobs.sources.fit import SPELLED, arrow_type, dtype_of, fit, flatten, is_list, list_lengths
@@ -33,6 +34,7 @@ class Batch:
         bad: rows that could not be read, in addition to these.
         origin: (row within the batch) -> where it is, if its number does not tell.
         texts: the rows as they are written, for sources of text.
+        notes: what was done to each row, for the scan to count.
     """
 
     columns: dict[str, pa.Array]
@@ -41,6 +43,7 @@ class Batch:
     bad: list[BadRow] = field(default_factory=list)
     origin: Callable[[int], str] | None = None
     texts: Sequence[str] | None = None
+    notes: Sequence[tuple[str, ...]] | None = None
 
     @property
     def rows(self) -> int:
@@ -55,6 +58,7 @@ class Batch:
             last=self.last,
             origin=None if origin is None else lambda row: origin(int(kept[row])),
             texts=None if self.texts is None else [self.texts[row] for row in kept],
+            notes=None if self.notes is None else [self.notes[row] for row in kept],
         )
 
     def halves(self) -> tuple[Batch, Batch]:
@@ -74,7 +78,7 @@ class Batch:
         return json.dumps(values, ensure_ascii=False, default=repr)[:RAW_CHARACTERS]
 
 
-class TypedSource:
+class TypedSource(FileSource):
     """Scans and reads for a source that yields its columns as Arrow arrays."""
 
     columns: tuple[SourceColumn, ...] | None
@@ -82,6 +86,10 @@ class TypedSource:
     def batches(self, split: InputSplit, wishes: Wishes) -> Iterator[Batch]:
         """Yields a split batch by batch; columns that are not wished for may be left out."""
         raise NotImplementedError
+
+    def checked_batches(self, split: InputSplit, wishes: Wishes) -> Iterator[Batch]:
+        """Yields the same for the scan, which may look closer at what is only copied later."""
+        return self.batches(split, wishes)
 
     def summarize(self, column: SourceColumn, values: pa.Array) -> ColumnSummary:
         """Summarizes single values of a column, nulls among them."""
@@ -103,7 +111,7 @@ class TypedSource:
             self._add(scan, known, batch, wishes)
 
         with BadRows(scan, max_rejected) as bad:
-            for batch in self.batches(split, wishes):
+            for batch in self.checked_batches(split, wishes):
                 scan.source_rows = batch.last
                 accept(batch, take, lambda part, misfit: bad.add(_bad_row(part, misfit)))
                 for row in batch.bad:
@@ -139,6 +147,8 @@ class TypedSource:
         for name in scan.columns.keys() - set(names):
             scan.columns[name] = scan.columns[name].merge(ColumnSummary.absent(batch.rows))
         scan.rows += batch.rows
+        for note in itertools.chain.from_iterable(batch.notes or ()):
+            scan.counts[note] = scan.counts.get(note, 0) + 1
 
     def _summarize(self, batch: Batch, name: str, known: dict[str, SourceColumn]) -> ColumnSummary:
         array = batch.columns.get(name)

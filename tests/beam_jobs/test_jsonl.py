@@ -221,3 +221,10 @@ def test_values_are_what_the_json_module_reads(tmp_path, rows):
     )  # fmt: skip
     found = [row for batch in source.read(split, wishes) for row in batch.to_pylist()]
     assert found == [{**row, "f": None if row["f"] is None else float(row["f"])} for row in rows]
+
+
+def test_a_column_of_nothing_but_empty_lists_is_a_column(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1, "tags": []}\n{"a": 2}\n')
+    manifest = run(tmp_path, inputs=[tmp_path / "a.jsonl"])
+    assert manifest.schema.features["tags"].shape == (None,)
+    assert [row["a"] for row in in_order(records(manifest), "a")] == [1, 2]

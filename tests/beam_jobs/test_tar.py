@@ -22,7 +22,6 @@ from beam_jobs.sources import SourceOptions, Wish, Wishes, tar
 from beam_jobs.sources.find import open_source, sniff
 from tests.beam_jobs.test_round_trip import IN_MEMORY, in_order, records, run, shas
 from tfpipe.errors import RecordError, SchemaError
-from tfpipe.manifest import Manifest
 
 
 def npy(array):
@@ -509,7 +508,7 @@ def test_the_same_bytes_whatever_the_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(tar, "BATCH_BYTES", 500)
     second = run(tmp_path, inputs=[path], output="two")
     assert shas(first) == shas(second)
-    assert Manifest.load(tmp_path / "one").statistics == second.statistics
+    assert first.schema == second.schema
 
 
 def test_a_column_left_out_is_not_read(tmp_path):
