@@ -43,8 +43,9 @@ _OPENERS = {
 FORMATS = tuple(_OPENERS)
 _SUFFIXES = {
     ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet",
-    ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz", ".tar": "webdataset",
-    ".tgz": "webdataset", **dict.fromkeys(IMAGE_SUFFIXES, "images"),
+    ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz",
+    ".tar": "webdataset", ".tgz": "webdataset",
+    **dict.fromkeys(IMAGE_SUFFIXES, "images"),
 }  # fmt: skip
 _MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro", b"\x93NUMPY": "npz"}
 _MAGIC_BYTES = 1024

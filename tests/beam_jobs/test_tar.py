@@ -508,6 +508,7 @@ def test_the_same_bytes_whatever_the_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(tar, "BATCH_BYTES", 500)
     second = run(tmp_path, inputs=[path], output="two")
     assert shas(first) == shas(second)
+    assert first.schema == second.schema
 
 
 def test_a_column_left_out_is_not_read(tmp_path):
