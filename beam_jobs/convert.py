@@ -1,4 +1,4 @@
-"""Converts CSV, TSV, JSONL, Parquet, Avro, IDX or text files into a sharded, verified dataset directory.
+"""Converts CSV, TSV, JSONL, Parquet, Avro, IDX, TFRecord or text files into a sharded, verified dataset directory.
 
     python -m beam_jobs.convert --input data/*.csv --output data/train
 
@@ -111,6 +111,9 @@ def convert(
 
     started = time.monotonic()
     source, ignored = open_source(inputs, options)
+    # A dataset that is converted again keeps its features, but where the user says otherwise.
+    if request.declared is None and not request.packs:
+        request = dataclasses.replace(request, declared=getattr(source, "schema", None))
     wishes = scan_wishes(request.packs, request.declared, source.columns)
     splits = source.plan()
     num_bytes = sum(file.num_bytes for file in source.files)
@@ -119,7 +122,7 @@ def convert(
     )
     if ignored:
         listed = ", ".join(f"{count} {suffix}" for suffix, count in sorted(ignored.items()))
-        print(f"ignored files of no known format: {listed}")
+        print(f"ignored files, of no known format, of no dataset or empty: {listed}")
     check_apart(source, output)
     with OutputDirectory(output, mode, identity(source, splits, options, request)) as directory:
         manifest = directory.ready()

@@ -22,7 +22,7 @@ LAYERS = [
 ]
 PURE = ("errors", "schema", "tfrecord", "manifest", "config", "sharding", "attribution", "forecast", "report",
         "examples", "example_summary", "index", "index_files")  # fmt: skip
-CONVERTER_MAY_USE = {"errors", "schema", "manifest", "tfrecord"}
+CONVERTER_MAY_USE = {"errors", "schema", "manifest", "tfrecord", "examples"}
 MODULES = sorted(path.stem for path in (REPOSITORY / "tfpipe").glob("[!_]*.py"))
 
 

@@ -66,12 +66,14 @@ class InputSplit:
         file: index of its file (or pair of files) in the source.
         start: first byte, row group or record.
         stop: where it ends, exclusive; -1 for the end of the file.
+        rows_before: rows of the file before it, where the plan knows them.
     """
 
     index: int
     file: int
     start: int
     stop: int
+    rows_before: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,12 +85,14 @@ class SourceColumn:
         dtype: "" where only the values tell (text).
         shape: of one value; () for a scalar, None where only the values tell (lists).
         unit: of a time that became an integer, like "us"; "" for none.
+        labels: names of the classes that it counts, if it does.
     """
 
     name: str
     dtype: str = ""
     shape: tuple[int | None, ...] | None = ()
     unit: str = ""
+    labels: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

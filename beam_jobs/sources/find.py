@@ -2,7 +2,8 @@
 
 A path that exists is meant literally, even if it holds glob characters; else it is a glob, and
 one that matches nothing is an error. A directory stands for the files of a known format below
-it; hidden ones and those of other formats are left out and counted.
+it; hidden ones and those of other formats are left out and counted. One that holds a dataset stands
+for the files that its manifest lists.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from pathlib import Path
 from beam_jobs.sources import InputFile, Source, SourceOptions
 from beam_jobs.sources.compressed import SUFFIXES as COMPRESSED_SUFFIXES
 from beam_jobs.sources.compressed import damaged_errors, open_bytes
+from beam_jobs.sources.datasets import dataset_files, split_of
 from tfpipe.errors import RecordError, UsageError
+from tfpipe.manifest import FILE_NAME
+from tfpipe.tfrecord import is_tfrecord
 
 # The module of each format and the function in it that opens files: (files, options) -> Source.
 _OPENERS = {
@@ -30,10 +34,12 @@ _OPENERS = {
     "text": ("lines", "open_lines"),
     "avro": ("avro", "open_avro"),
     "idx": ("idx", "open_idx"),
+    "tfrecord": ("tfrecord", "open_tfrecord"),
 }
 FORMATS = tuple(_OPENERS)
 _SUFFIXES = {
     ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet", ".pq": "parquet", ".avro": "avro", ".idx": "idx",
+    ".tfrecord": "tfrecord",
 }  # fmt: skip
 _MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro"}
 _MAGIC_BYTES = 1024
@@ -74,9 +80,16 @@ def open_source(inputs: Sequence[str], options: SourceOptions) -> tuple[Source, 
     files = []
     for path in found.files:
         stat = os.stat(path)
+        if stat.st_size == 0 and formats == ["tfrecord"]:  # as many writers leave them
+            found.ignored["empty .tfrecord"] += 1
+            continue
         if stat.st_size == 0:
             raise RecordError(f"an input file must hold data, got an empty file ({path}). Leave it out.")
         files.append(InputFile(path=path, num_bytes=stat.st_size, modified_ns=stat.st_mtime_ns))
+    if not files:
+        raise RecordError(
+            f"an input must hold at least one record, got only empty files ({found.files[0]}). Name other files."
+        )
     # Imported late: each format's module is only needed where it is used.
     module, function = _OPENERS[formats[0]]
     options = dataclasses.replace(options, format=formats[0])
@@ -101,9 +114,10 @@ def find_files(inputs: Sequence[str], wanted: str) -> Found:
     found = Found()
     for given in inputs:
         before = len(found.files)
-        for path in _expand(given):
+        literal, split = split_of(given)
+        for path in _expand(literal):
             if os.path.isdir(path):
-                _walk(path, wanted, found)
+                _walk(path, wanted, found, split)
             else:
                 found.files.append(path)
                 found.formats.append(_format_of(path, wanted))
@@ -135,9 +149,17 @@ def _expand(given: str) -> list[str]:
     return matches
 
 
-def _walk(directory: str, wanted: str, found: Found) -> None:
+def _walk(directory: str, wanted: str, found: Found, split: str = "") -> None:
     for parent, directories, names in os.walk(directory):
         directories[:] = sorted(name for name in directories if not name.startswith("."))
+        if wanted in ("auto", "tfrecord") and FILE_NAME in names:
+            dataset = dataset_files(parent, names, split)
+            if dataset is not None:
+                paths, names = dataset
+                found.files += paths
+                found.formats += ["tfrecord"] * len(paths)
+                found.ignored.update(Path(name).suffix.lower() or name for name in names)
+                continue
         for name in sorted(names):
             path = os.path.join(parent, name)
             kind = None if name.startswith(".") or not os.path.isfile(path) else sniff(path)
@@ -172,6 +194,8 @@ def sniff(path: str) -> str | None:
     Returns:
         One of `FORMATS`, or None.
     """
+    if is_tfrecord(path):  # first: a checksum tells, where others have a few bytes
+        return "tfrecord"
     try:
         with open_bytes(path) as stream:
             head: bytes = stream.read(_MAGIC_BYTES)
@@ -185,6 +209,8 @@ def sniff(path: str) -> str | None:
     name = Path(path).name.lower()
     for suffix in COMPRESSED_SUFFIXES:
         name = name.removesuffix(suffix)
+    if ".tfrecord" in name:
+        return "tfrecord"
     if name.endswith("-ubyte") and "idx" in name:
         return "idx"
     return _SUFFIXES.get(Path(name).suffix)

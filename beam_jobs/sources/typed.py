@@ -8,7 +8,7 @@ with its row, and its row is left out where the user allowed that.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +33,7 @@ class Batch:
         bad: rows that could not be read, in addition to these.
         origin: (row within the batch) -> where it is, if its number does not tell.
         texts: the rows as they are written, for sources of text.
+        kinds: by column, the kind of its lists and the place of one, for `ColumnSummary`.
     """
 
     columns: dict[str, pa.Array]
@@ -41,6 +42,7 @@ class Batch:
     bad: list[BadRow] = field(default_factory=list)
     origin: Callable[[int], str] | None = None
     texts: Sequence[str] | None = None
+    kinds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -55,6 +57,7 @@ class Batch:
             last=self.last,
             origin=None if origin is None else lambda row: origin(int(kept[row])),
             texts=None if self.texts is None else [self.texts[row] for row in kept],
+            kinds=self.kinds,
         )
 
     def halves(self) -> tuple[Batch, Batch]:
