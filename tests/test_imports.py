@@ -15,13 +15,14 @@ LAYERS = [
     {"errors", "cpus"},
     {"schema", "tfrecord", "config", "attribution", "cluster", "sharding", "progress", "examples"},
     {"manifest", "example_summary", "index_files", "report_view", "launcher", "demo"},
+    {"index_read", "index_schema"},
     {"index", "report_html", "report", "parsing", "stages", "checks", "forecast"},
     {"pipeline"},
     {"models", "step", "rounds", "training", "worker", "trainer", "bench", "tune", "reduce"},
     {"cli"},
 ]
 PURE = ("errors", "schema", "tfrecord", "manifest", "config", "sharding", "attribution", "forecast", "report",
-        "examples", "example_summary", "index", "index_files")  # fmt: skip
+        "examples", "example_summary", "index", "index_files", "index_read", "index_schema")  # fmt: skip
 CONVERTER_MAY_USE = {"errors", "schema", "manifest", "tfrecord", "examples"}
 MODULES = sorted(path.stem for path in (REPOSITORY / "tfpipe").glob("[!_]*.py"))
 

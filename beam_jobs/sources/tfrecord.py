@@ -140,7 +140,7 @@ class TfrecordSource(TypedSource):
         numbers = np.arange(done + 1, done + len(payloads) + 1)
         batch = Batch(columns=columns, numbers=numbers, last=done + len(payloads), kinds=kinds)
         if faults:
-            batch = batch.without(numbers[list(faults)])
+            batch = batch.without([done + row + 1 for row in faults])
             batch.bad = [
                 BadRow(
                     row=done + row + 1, problem=problem, remedy=remedy, raw=payloads[row][:_RAW_BYTES].hex()
