@@ -105,6 +105,9 @@ def convert(
 
     started = time.monotonic()
     source, ignored = open_source(inputs, options)
+    # A dataset that is converted again keeps its features, but where the user says otherwise.
+    if request.declared is None and not request.packs:
+        request = dataclasses.replace(request, declared=source.schema)
     wishes = scan_wishes(request.packs, request.declared, source.columns)
     splits = source.plan()
     num_bytes = sum(file.num_bytes for file in source.files)
@@ -112,7 +115,7 @@ def convert(
     print(f"reading {len(source.files)} {kind} file{'s' * (len(source.files) > 1)}, {num_bytes:,} bytes")
     if ignored:
         listed = ", ".join(f"{count} {suffix}" for suffix, count in sorted(ignored.items()))
-        print(f"ignored files of no known format: {listed}")
+        print(f"ignored files, of no known format, of no dataset or empty: {listed}")
     check_apart(source, output)
     with OutputDirectory(output, mode, identity(source, splits, options, request)) as directory:
         manifest = directory.ready()

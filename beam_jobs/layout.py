@@ -138,9 +138,9 @@ def feature_summaries(
     """
     result = {}
     for name, names in columns.items():
-        result[name] = ColumnSummary()
-        for column in names:
-            result[name] = result[name].merge(summaries[column])
+        result[name] = summaries[names[0]]
+        for column in names[1:]:
+            result[name] = dataclasses.replace(result[name], kind="").merge(summaries[column])
     return result
 
 
@@ -265,7 +265,7 @@ def build_layout(
         dtype = summary.inferred_dtype
         features[name] = Feature(
             dtype=dtype, shape=by_name[name].shape or (), nullable=summary.nulls(dtype) > 0,
-            labels=by_name[name].labels,
+            labels=by_name[name].labels, encoding=summary.kind,
         )  # fmt: skip
         if summary.counts[BOOL] and not summary.dtype and dtype not in ("bool", "string"):
             notices.append(f"{name}: true and false stand beside numbers and become 1 and 0")

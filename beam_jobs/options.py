@@ -35,7 +35,7 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         action="append",
         required=True,
         metavar="PATH",
-        help="a file, a directory or a glob; repeatable",
+        help="a file, a directory, a glob, or DIR:SPLIT for one split of a dataset; repeatable",
     )
     add("--output", required=True, metavar="DIR", help="the dataset directory; missing or empty")
     modes = parser.add_mutually_exclusive_group()

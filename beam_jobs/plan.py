@@ -255,6 +255,7 @@ def merge_scans(
     Raises:
         RecordError: the first row of the input that can't be taken, if all must be; more of them than
             allowed; or no records at all.
+        SchemaError: splits hold lists of different kinds in one feature.
     """
     merged: dict[str, ColumnSummary] = {}
     rejects: list[Reject] = []
@@ -283,7 +284,7 @@ def merge_scans(
     if not records:
         names = ", ".join(file.path for file in source.files[:3])
         raise RecordError(f"the input must hold at least one record, got none ({names}).")
-    return merged, rejects
+    return {name: summary.settled() for name, summary in merged.items()}, rejects
 
 
 def _too_many(request: Request, rejects: Sequence[Reject], total: int | None) -> RecordError:

@@ -15,14 +15,15 @@ LAYERS = [
     {"errors", "cpus"},
     {"schema", "tfrecord", "config", "attribution", "cluster", "sharding", "progress", "examples"},
     {"manifest", "example_summary", "index_files", "report_view", "launcher", "demo"},
+    {"index_read", "index_schema"},
     {"data_quality", "index", "report_html", "report", "parsing", "stages", "checks", "forecast"},
     {"pipeline", "inspection"},
     {"models", "step", "rounds", "training", "worker", "trainer", "bench", "tune", "reduce"},
     {"cli"},
 ]
 PURE = ("errors", "schema", "tfrecord", "manifest", "config", "sharding", "attribution", "forecast", "report",
-        "examples", "example_summary", "index", "index_files", "data_quality")  # fmt: skip
-CONVERTER_MAY_USE = {"errors", "schema", "manifest", "tfrecord", "data_quality"}
+        "examples", "example_summary", "index", "index_files", "index_read", "index_schema", "data_quality")  # fmt: skip
+CONVERTER_MAY_USE = {"errors", "schema", "manifest", "tfrecord", "examples", "data_quality"}
 MODULES = sorted(path.stem for path in (REPOSITORY / "tfpipe").glob("[!_]*.py"))
 
 

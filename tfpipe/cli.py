@@ -67,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="declared schema (the manifest's form); default: inferred from all records",
     )
-    sub.add_argument("--overwrite", action="store_true", help="replace a manifest that is there already")
+    sub.add_argument("--overwrite", action="store_true",
+        help="replace a manifest that is there already; what it alone knew and still holds is kept")  # fmt: skip
+    sub.add_argument("--processes", metavar="N", type=int, help="that read files; default: one a CPU")
     commands.add_parser("measure", help="measure where a training step's time goes", add_help=False)
     return parser
 
@@ -115,9 +117,14 @@ def _verify(options: argparse.Namespace) -> int:
 def _index(options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from tfpipe.cpus import usable_cpus
+    from tfpipe.errors import UsageError
     from tfpipe.index import index, parse_split_patterns, read_schema
     from tfpipe.inspection import show, summarize
     from tfpipe.progress import Progress
+
+    if options.processes is not None and options.processes < 1:
+        raise UsageError(f"--processes must be at least 1, got {options.processes}.")
 
     split_patterns = parse_split_patterns(options.split)
     schema = read_schema(options.schema) if options.schema else None
@@ -128,6 +135,7 @@ def _index(options: argparse.Namespace) -> int:
             split_patterns=split_patterns,
             schema=schema,
             overwrite=options.overwrite,
+            num_processes=options.processes or usable_cpus(),
             on_progress=progress.update,
             on_notice=notices.append,
         )

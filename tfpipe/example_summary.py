@@ -282,13 +282,15 @@ class ExampleSummary:
         """The manifest's statistics.
 
         Args:
-            schema: whose features all were found.
+            schema: of the records.
 
         Returns:
             One object a feature.
         """
         return {
             name: self.features[name].statistics(feature, self.num_records)
+            if name in self.features
+            else {"nulls": self.num_records}
             for name, feature in schema.features.items()
         }
 

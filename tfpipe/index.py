@@ -4,34 +4,33 @@
 
 Comes in: a directory of TFRecord files of tf.train.Examples, by whatever names, plain, gzip or
 zlib. Every record is read and checked. Goes out: `manifest.json` beside them, with the schema
-that takes every record, so that all other commands work on the directory.
+that takes every record, so that all other commands work on the directory. Of a manifest that was
+there, what it alone knew stays where it still holds.
 
-`tfpipe.index_files` says which files are of which split.
+`tfpipe.index_files` says which files are of which split, `tfpipe.index_read` reads them, and
+`tfpipe.index_schema` decides the features.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tfpipe import __version__
-from tfpipe.errors import ManifestError, OutputError, SchemaError, ShardError, UsageError
-from tfpipe.example_summary import ExampleSummary, FeatureSummary, Range
-from tfpipe.examples import Place
+from tfpipe.errors import ManifestError, OutputError, SchemaError, UsageError
+from tfpipe.example_summary import ExampleSummary
 from tfpipe.index_files import find_tfrecord_files, name_some, only_compression
+from tfpipe.index_read import read_files
+from tfpipe.index_schema import check_declared, infer_schema, remarks, unfit
 from tfpipe.manifest import FILE_NAME, INDEX_FORMAT, Manifest, Shard, Split
-from tfpipe.schema import ITEMSIZE_BYTES, Feature, Schema
-from tfpipe.tfrecord import ShardReader
+from tfpipe.schema import Schema
 
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_PROGRESS_RECORDS = 10_000
 
 
 def index(
@@ -40,6 +39,7 @@ def index(
     split_patterns: Sequence[tuple[str, str]] = (),
     schema: Schema | None = None,
     overwrite: bool = False,
+    num_processes: int = 1,
     on_progress: Callable[[str, int, int], None] = lambda text, done, total: None,
     on_notice: Callable[[str], None] = lambda text: None,
 ) -> Manifest:
@@ -48,8 +48,10 @@ def index(
     Args:
         directory: with the files; those in directories below it are not looked at.
         split_patterns: a split's name and a pattern (fnmatch) of file names, in order.
-        schema: declared features, checked against every record; others are left out. None infers all.
+        schema: declared features, checked against every record; others are left out. None takes those of a
+            manifest that is there already, if they fit every record, else infers all.
         overwrite: whether a manifest that is there already is replaced.
+        num_processes: that read files; see `tfpipe.index_read.read_files`.
         on_progress: called with a text, the files done and all files.
         on_notice: called with each sentence that the user should read.
 
@@ -69,12 +71,12 @@ def index(
     _check_directory(directory, overwrite)
     found = find_tfrecord_files(directory, split_patterns)
     compression = only_compression(directory, found)
-    summary = ExampleSummary(only=None if schema is None else schema.features.keys())
+    only = None if schema is None else schema.features.keys()
+    summary = ExampleSummary(only)
     splits: dict[str, list[Shard]] = {}
-    for done, (path, split, _) in enumerate(found.files):
-        shard, part = _read(
-            path, compression, summary.only, partial(_tell, on_progress, done, len(found.files))
-        )
+    paths = [path for path, _, _ in found.files]
+    parts = read_files(paths, compression, only and tuple(only), num_processes, on_progress)
+    for (_, split, _), (shard, part) in zip(found.files, parts, strict=True):
         summary.merge(part)
         if shard.num_records:
             splits.setdefault(split, []).append(shard)
@@ -86,7 +88,21 @@ def index(
         raise ManifestError(
             f"a dataset must hold a record, got none in {name_some(found.empty)} ({directory})."
         )
-    schema, notices = _decide_schema(schema, summary, directory)
+    old, notices = _old_manifest(directory)
+    kept = False
+    if old is not None and schema is None:
+        if fault := unfit(old.schema, summary):
+            notices.append(
+                f"inferred anew, since the schema of the manifest that was there fits no more: {fault}"
+            )
+        else:
+            schema, kept = old.schema, True
+    if schema is None:
+        schema, of_schema = infer_schema(summary, directory)
+        notices += of_schema
+    elif not kept:
+        check_declared(schema, summary, directory)
+    notices += remarks(schema, summary)
     source: dict[str, Any] = {
         "format": INDEX_FORMAT,
         "files": [{"name": shard.name, "num_bytes": shard.num_bytes} for shard in shards],
@@ -105,6 +121,9 @@ def index(
         shuffle_seed=None,
         created_by={"tfpipe": __version__},
     )
+    if old is not None:
+        manifest, notice = _keep_of(old, manifest, kept)
+        notices += notice
     for text in found.notices() + notices:
         on_notice(text)
     try:
@@ -165,97 +184,34 @@ def _check_directory(directory: Path, overwrite: bool) -> None:
         raise OutputError(f"a directory must be writable to get its {FILE_NAME}, got none ({directory}).")
 
 
-def _tell(on_progress: Callable[[str, int, int], None], done: int, total: int, text: str) -> None:
-    on_progress(text, done, total)
-
-
-def _read(
-    path: Path, compression: str, only: Any, on_progress: Callable[[str], None]
-) -> tuple[Shard, ExampleSummary]:
-    summary = ExampleSummary(only)
-    reader = ShardReader(path, compression)
-    file = str(path)
+def _old_manifest(directory: Path) -> tuple[Manifest | None, list[str]]:
+    """The manifest that is there already, if it can be used, and sentences that the user should read."""
+    if not (directory / FILE_NAME).exists():
+        return None, []
     try:
-        for number, payload in enumerate(reader):
-            if number % _PROGRESS_RECORDS == 0:
-                on_progress(f"{path.name}: {number:,} records" if number else path.name)
-            summary.add(payload, Place(file, number))
-    except OSError as error:
-        raise ShardError(f"a file must be readable, got {error.strerror} ({path}).") from None
-    assert reader.content is not None
-    return Shard(name=path.name, **dataclasses.asdict(reader.content)), summary
+        return Manifest.load(directory, check_files=False), []
+    except (ManifestError, SchemaError) as error:
+        return None, [f"nothing was kept of the manifest that was there: {error}"]
 
 
-def _decide_schema(
-    declared: Schema | None, summary: ExampleSummary, directory: Path
-) -> tuple[Schema, list[str]]:
-    """The schema, and sentences that the user should read."""
-    notices: list[str] = []
-    if declared is None:
-        try:
-            declared, notices = summary.infer()
-        except SchemaError as error:
-            raise SchemaError(f"{error} ({directory}).") from None
-    else:
-        for name, feature in declared.features.items():
-            if fault := _misfit(feature, summary.features.get(name), summary):
-                must, got = fault
-                raise SchemaError(
-                    f"declared feature {name!r} must {must}, got {got} ({directory}). Correct it in --schema."
-                )
-        if summary.ignored:
-            notices.append(
-                f"left out, since not in the declared schema: {name_some(sorted(summary.ignored))}"
-            )
-    if summary.bare_records:
-        notices.append(f"{summary.bare_records:,} of {summary.num_records:,} records have no feature at all")
-    if summary.other_fields:
-        notices.append(
-            f"{summary.other_fields:,} of {summary.num_records:,} records hold more than features, as a "
-            f"tf.train.SequenceExample does: the rest is never read"
-        )
-    return declared, notices
-
-
-def _misfit(
-    feature: Feature, found: FeatureSummary | None, summary: ExampleSummary
-) -> tuple[str, str] | None:
-    """What must hold of a declared feature and what was found instead, if they differ."""
-    if found is None or not found.counts.total:
-        known = name_some(sorted(summary.features.keys() | summary.ignored))
-        return "have a value in a record", f"none; the records have {known}"
-    if None in feature.shape[1:]:
-        return "have no unknown dimension but the first", f"shape {list(feature.shape)}"
-    raw = feature.encoding == "raw"
-    if found.kind != ("bytes_list" if raw else feature.encoding):
-        return f"have the encoding of its lists, {found.kind}", f"{feature.encoding}; see {found.first}"
-    if (absent := found.absent(feature, summary.num_records)) and not feature.nullable:
-        return "be nullable", f"{absent:,} of {summary.num_records:,} records without it"
-    inner = math.prod(size for size in feature.shape[1:] if size is not None)
-    if raw:
-        itemsize = ITEMSIZE_BYTES[feature.dtype]
-        return _size_misfit(found.counts, 1, 1, "value") or _size_misfit(
-            found.lengths, feature.decoded_bytes, inner * itemsize, "byte"
-        )
-    if fault := _size_misfit(found.counts, feature.num_elements, inner, "value"):
-        return fault
-    if feature.dtype == "string" and found.opaque is not None:
-        return "be UTF-8 text", f"other bytes in {found.opaque}; declare bytes"
-    if feature.labels is not None:
-        found.settle()
-        if not 0 <= found.low <= found.high < len(feature.labels):
-            return f"count its {len(feature.labels)} labels from 0", f"{found.low} to {found.high}"
-    return None
-
-
-def _size_misfit(found: Range, size: int | None, multiple: int, unit: str) -> tuple[str, str] | None:
-    if size is None:
-        if found.divisor % max(multiple, 1):
-            return (
-                f"have a multiple of {multiple} {unit}s",
-                f"{found.low} to {found.high}; see {found.low_at}",
-            )
-    elif not found.low == found.high == size:
-        got, place = (found.high, found.high_at) if found.low == size else (found.low, found.low_at)
-        return f"have {size} {unit}{'s' * (size != 1)}", f"{got} in {place}"
-    return None
+def _keep_of(old: Manifest, new: Manifest, schema_kept: bool) -> tuple[Manifest, list[str]]:
+    """The new manifest with what only the old one knew and still holds, and a sentence on it."""
+    same_shards = dict(old.splits) == dict(new.splits)
+    kept = ["schema"] if schema_kept else []
+    if same_shards:
+        kept += ["source", "seed"]
+        new = dataclasses.replace(
+            new, splits=old.splits, num_rejected=old.num_rejected, source=old.source,
+            shuffle_seed=old.shuffle_seed, created_by=old.created_by,
+        )  # fmt: skip
+    if not kept:
+        return new, []
+    keys = ("unit", "narrowed") if same_shards else ("unit",)
+    statistics = {
+        name: found | {key: value for key, value in (old.statistics.get(name) or {}).items() if key in keys}
+        for name, found in new.statistics.items()
+    }
+    notice = f"kept of the manifest that was there, since it still holds: {', '.join(kept)}"
+    if schema_kept:
+        notice += "; --schema FILE declares another schema"
+    return dataclasses.replace(new, statistics=statistics), [notice]

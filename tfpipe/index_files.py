@@ -11,18 +11,15 @@ name says, so names stay as they are.
 from __future__ import annotations
 
 import re
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import google_crc32c
-
 from tfpipe.errors import ManifestError, ShardError, UsageError
 from tfpipe.manifest import FILE_NAME
-from tfpipe.tfrecord import CHUNK_BYTES, HEADER_BYTES, WINDOW_BITS, mask_crc, sniff_compression
+from tfpipe.tfrecord import is_tfrecord, sniff_compression
 
 SPLIT_WORDS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval",
                "evaluation", "holdout")  # fmt: skip
@@ -126,7 +123,7 @@ def _compression_of(path: Path) -> str | None:
             return "no record"
         compression = sniff_compression(path)
         # Other files are compressed too: then the first record tells.
-        if compression and not named and not _starts_a_record(path, compression):
+        if compression and not named and not is_tfrecord(path):
             return None
     except OSError as error:
         raise ShardError(f"a file must be readable, got {error.strerror} ({path}).") from None
@@ -136,18 +133,6 @@ def _compression_of(path: Path) -> str | None:
             f"or zlib, got other bytes ({path}). Restore it from a copy, or move it away."
         )
     return compression
-
-
-def _starts_a_record(path: Path, compression: str) -> bool:
-    with open(path, "rb") as file:
-        raw = file.read(CHUNK_BYTES)
-    try:
-        head = zlib.decompressobj(WINDOW_BITS[compression]).decompress(raw, HEADER_BYTES)
-    except zlib.error:
-        return False
-    return len(head) == HEADER_BYTES and head[8:] == mask_crc(google_crc32c.value(head[:8])).to_bytes(
-        4, "little"
-    )
 
 
 def _split_in(name: str) -> str | None:

@@ -69,13 +69,19 @@ class ShardReader:
     Args:
         path: the shard.
         compression: "GZIP", "ZLIB" or "".
+        start: the byte to begin at, where a record does; only of an uncompressed shard.
+        stop: the byte to end at; -1 for the shard's end.
+        records_before: records before the first one, for errors.
 
     After exhaustion, `content` holds what was read.
     """
 
-    def __init__(self, path: Path | str, compression: str) -> None:
+    def __init__(
+        self, path: Path | str, compression: str, *, start: int = 0, stop: int = -1, records_before: int = 0
+    ) -> None:
         self.path = Path(path)
         self.compression = compression
+        self.start, self.stop, self.records_before = start, stop, records_before
         self.content: ShardContent | None = None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -86,7 +92,7 @@ class ShardReader:
         have, need = 0, HEADER_BYTES
         try:
             with open(self.path, "rb") as file:
-                for raw, data in _inflate(file, self.compression):
+                for raw, data in self._chunks(file):
                     digest.update(raw)
                     num_bytes += len(raw)
                     pieces.append(data)
@@ -125,7 +131,18 @@ class ShardReader:
             sha256=digest.hexdigest(),
         )
 
+    def _chunks(self, file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+        if self.stop < 0 and not self.start:
+            yield from _inflate(file, self.compression)
+            return
+        file.seek(self.start)
+        rest = self.stop - self.start
+        while raw := file.read(CHUNK_BYTES if self.stop < 0 else min(CHUNK_BYTES, rest)):
+            rest -= len(raw)
+            yield raw, raw
+
     def _damaged(self, index: int, offset: int, what: str) -> ShardError:
+        index, offset = self.records_before + index, self.start + offset
         found = sniff_compression(self.path) if index == 0 else None
         if found is not None and found != self.compression:
             return ShardError(
@@ -163,6 +180,32 @@ def sniff_compression(path: Path | str) -> str | None:
     if len(head) >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0:
         return "ZLIB"
     return None
+
+
+def is_tfrecord(path: Path | str) -> bool:
+    """Tells from a file's first record whether it holds TFRecords, plain or compressed with gzip or zlib.
+
+    Args:
+        path: a file.
+
+    Returns:
+        Whether a record begins it; False for a file without one.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    compression = sniff_compression(path)
+    if not compression:
+        return compression == ""
+    with open(path, "rb") as file:
+        raw = file.read(CHUNK_BYTES)
+    try:
+        head = zlib.decompressobj(WINDOW_BITS[compression]).decompress(raw, HEADER_BYTES)
+    except zlib.error:
+        return False
+    return len(head) == HEADER_BYTES and head[8:] == struct.pack(
+        "<I", mask_crc(google_crc32c.value(head[:8]))
+    )
 
 
 def read_shard(path: Path | str, compression: str) -> ShardContent:

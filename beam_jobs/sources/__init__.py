@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from beam_jobs.sources.compressed import compression_of
+from tfpipe.schema import Schema
 
 # Bytes of one input split. A split is what one worker reads at a time; the number does not
 # depend on the number of workers, so that statistics (sums of floats) don't either.
@@ -95,12 +96,14 @@ class InputSplit:
         file: index of its file (or pair of files) in the source.
         start: first byte, row group or record.
         stop: where it ends, exclusive; -1 for the end of the file.
+        rows_before: rows of the file before it, where the plan knows them.
     """
 
     index: int
     file: int
     start: int
     stop: int
+    rows_before: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +172,11 @@ class FileSource:
         """Whether its records are known to be compressed already, so that no sample need show it."""
         return False
 
+    @property
+    def schema(self) -> Schema | None:
+        """Of the final features, where the source is a dataset that has one."""
+        return None
+
     def describe(self) -> dict[str, Any]:
         """What was read, as the manifest keeps it."""
         files = [{"name": file.name, "num_bytes": file.num_bytes} for file in self.files]
@@ -188,6 +196,10 @@ class Source(Protocol):
 
     @property
     def is_compressed(self) -> bool:
+        """See `FileSource`."""
+
+    @property
+    def schema(self) -> Schema | None:
         """See `FileSource`."""
 
     def plan(self) -> list[InputSplit]:

@@ -2,8 +2,9 @@
 
 A path that exists is meant literally, even if it holds glob characters; else it is a glob, and
 one that matches nothing is an error. A directory stands for the files of a known format below
-it, behind links too; hidden ones and those of other formats are left out and counted. Content
-tells a format; a name does where content does not.
+it, behind links too; hidden ones and those of other formats are left out and counted. One that holds
+a dataset stands for the files that its manifest lists. Content tells a format; a name does where
+content does not.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from pathlib import Path
 from beam_jobs.sources import ImageOptions, InputFile, Source, SourceOptions
 from beam_jobs.sources.compressed import SUFFIXES as COMPRESSED_SUFFIXES
 from beam_jobs.sources.compressed import compression_of, damaged_errors, open_bytes
+from beam_jobs.sources.datasets import dataset_files, split_of
 from beam_jobs.sources.image_files import SUFFIXES as IMAGE_SUFFIXES
 from beam_jobs.sources.image_files import image_kind
 from beam_jobs.sources.tar_members import MAGIC as TAR_MAGIC
 from beam_jobs.sources.tar_members import MAGIC_AT as TAR_MAGIC_AT
 from tfpipe.errors import RecordError, UsageError
+from tfpipe.manifest import FILE_NAME
+from tfpipe.tfrecord import is_tfrecord
 
 # The module of each format and the function in it that opens files: (files, options) -> Source.
 _OPENERS = {
@@ -38,13 +42,14 @@ _OPENERS = {
     "idx": ("idx", "open_idx"),
     "npz": ("npy", "open_npz"),
     "webdataset": ("tar", "open_tar"),
+    "tfrecord": ("tfrecord", "open_tfrecord"),
     "images": ("images", "open_images"),
 }
 FORMATS = tuple(_OPENERS)
 _SUFFIXES = {
     ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet",
     ".pq": "parquet", ".avro": "avro", ".idx": "idx", ".npz": "npz", ".npy": "npz",
-    ".tar": "webdataset", ".tgz": "webdataset",
+    ".tar": "webdataset", ".tgz": "webdataset", ".tfrecord": "tfrecord",
     **dict.fromkeys(IMAGE_SUFFIXES, "images"),
 }  # fmt: skip
 _MAGIC = {b"PAR1": "parquet", b"Obj\x01": "avro", b"\x93NUMPY": "npz"}
@@ -98,9 +103,16 @@ def open_source(inputs: Sequence[str], options: SourceOptions) -> tuple[Source, 
     files = []
     for path, root in zip(found.files, found.roots, strict=True):
         stat = os.stat(path)
+        if stat.st_size == 0 and formats == ["tfrecord"]:  # as many writers leave them
+            found.ignored["empty .tfrecord"] += 1
+            continue
         if stat.st_size == 0 and formats != ["images"]:  # one of many images, which may be left out
             raise RecordError(f"an input file must hold data, got an empty file ({path}). Leave it out.")
         files.append(InputFile(path=path, num_bytes=stat.st_size, modified_ns=stat.st_mtime_ns, root=root))
+    if not files:
+        raise RecordError(
+            f"an input must hold at least one record, got only empty files ({found.files[0]}). Name other files."
+        )
     # Imported late: each format's module is only needed where it is used.
     module, function = _OPENERS[formats[0]]
     options = dataclasses.replace(options, format=formats[0])
@@ -125,9 +137,10 @@ def find_files(inputs: Sequence[str], wanted: str) -> Found:
     found = Found()
     for given in inputs:
         before = len(found.files)
-        for path in _expand(given):
+        literal, split = split_of(given)
+        for path in _expand(literal):
             if os.path.isdir(path):
-                _walk(path, wanted, found)
+                _walk(path, wanted, found, split)
             else:
                 found.files.append(path)
                 found.formats.append(_format_of(path, wanted))
@@ -185,7 +198,7 @@ def _root(given: str) -> str:
     return os.sep.join(parts[: min(fixed, len(parts) - 1)])
 
 
-def _walk(directory: str, wanted: str, found: Found) -> None:
+def _walk(directory: str, wanted: str, found: Found, split: str = "") -> None:
     """Adds the files below a directory, those behind symbolic links among them, in a fixed order."""
 
     def fail(error: OSError) -> None:
@@ -203,6 +216,14 @@ def _walk(directory: str, wanted: str, found: Found) -> None:
                     f"a directory must not lie within itself, got a link to one of those above it ({path}). "
                     f"Remove the link."
                 )
+        if wanted in ("auto", "tfrecord") and FILE_NAME in names:
+            dataset = dataset_files(parent, names, split)
+            if dataset is not None:
+                paths, names = dataset
+                found.files += paths
+                found.formats += ["tfrecord"] * len(paths)
+                found.ignored.update(Path(name).suffix.lower() or name for name in names)
+                continue
         for name in sorted(names):
             path = os.path.join(parent, name)
             if not name.startswith(".") and not os.path.exists(path) and format_by_name(name):
@@ -241,6 +262,8 @@ def sniff(path: str) -> str | None:
     Returns:
         One of `FORMATS`, or None.
     """
+    if is_tfrecord(path):  # first: a checksum tells, where others have a few bytes
+        return "tfrecord"
     try:
         with open(path, "rb") as file:
             head: bytes = file.read(_MAGIC_BYTES)
@@ -268,6 +291,8 @@ def format_by_name(name: str) -> str | None:
     name = name.lower()
     for suffix in COMPRESSED_SUFFIXES:
         name = name.removesuffix(suffix)
+    if ".tfrecord" in name:
+        return "tfrecord"
     if name.endswith("-ubyte") and "idx" in name:
         return "idx"
     return _SUFFIXES.get(Path(name).suffix)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from beam_jobs.sources.bad_rows import BadRow
 from beam_jobs.sources.csv_columns import INEXACT64, INFINITE, LOSSY32, NUM_COUNTS, TEXT_BYTES, TEXT_MAX
 from beam_jobs.sources.csv_kernels import BIG, BOOL, EMPTY, FLOAT, INT, NA, NAN, TEXT
+from tfpipe.errors import SchemaError
 
 INTEGER_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 # What a column of values of several dtypes has for a dtype where they may not join: no feature can take it.
@@ -45,6 +46,9 @@ class ColumnSummary:
         shape: of the values so far, None for a dimension that differs; None before the first value.
         quoted: whether the source tells text from numbers (JSON), so that a column can't hold both.
         exact: whether each value has a dtype of its own, so that a column can't hold two of them.
+        kind: how the values lie in a tf.train.Example (an encoding), which must be one throughout; else "".
+        first: the place of the first record that has such a list.
+        empty_lists: rows with an empty list, which EMPTY counts too: only if lengths differ are they values.
     """
 
     counts: np.ndarray = field(default_factory=_no_counts)
@@ -56,9 +60,18 @@ class ColumnSummary:
     shape: tuple[int | None, ...] | None = None
     quoted: bool = False
     exact: bool = False
+    kind: str = ""
+    first: str = ""
+    empty_lists: int = 0
 
     def merge(self, other: ColumnSummary) -> ColumnSummary:
-        """The summary of both, this one's rows first."""
+        """The summary of both, this one's rows first.
+
+        Raises:
+            SchemaError: they are of different kinds.
+        """
+        if self.kind and other.kind and self.kind != other.kind:
+            raise kinds_differ((self.kind, self.first), (other.kind, other.first))
         dtype, exact = self.dtype, self.exact or other.exact
         if dtype != other.dtype:
             dtype = MIXED_DTYPE if exact and dtype and other.dtype else join_dtypes(dtype, other.dtype)
@@ -75,7 +88,19 @@ class ColumnSummary:
             shape=join_shapes(self.shape, other.shape),
             quoted=self.quoted or other.quoted,
             exact=exact,
+            kind=self.kind or other.kind,
+            first=self.first or other.first,
+            empty_lists=self.empty_lists + other.empty_lists,
         )  # fmt: skip
+
+    def settled(self) -> ColumnSummary:
+        """The summary of all records: now it is known whether the lists of an Example have one length."""
+        if not self.kind:
+            return self
+        shape = (None,) if self.shape is None else () if self.shape == (1,) else self.shape
+        counts = self.counts.copy()
+        counts[EMPTY] -= self.empty_lists if None in shape else 0
+        return dataclasses.replace(self, counts=counts, shape=shape, first="", empty_lists=0)
 
     @classmethod
     def from_json(cls, obj: dict[str, Any]) -> ColumnSummary:
@@ -150,6 +175,14 @@ class ColumnSummary:
     def rows(self) -> int:
         """Values there are, and rows without one."""
         return int(self.counts[:INFINITE].sum())
+
+
+def kinds_differ(one: tuple[str, str], other: tuple[str, str]) -> SchemaError:
+    """The error of a feature of two kinds, each with the place of a record that has it."""
+    return SchemaError(
+        f"a feature must be of one kind in all records, got {one[0]} ({one[1]}) and {other[0]} ({other[1]}). "
+        f"Write the records again, or leave the feature out (--schema)."
+    )
 
 
 def join_dtypes(a: str, b: str) -> str:

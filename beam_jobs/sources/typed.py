@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,7 @@ class Batch:
         origin: (row within the batch) -> where it is, if its number does not tell.
         texts: the rows as they are written, for sources of text.
         notes: what was done to each row, for the scan to count.
+        kinds: by column, the kind of its lists and the place of one, for `ColumnSummary`.
     """
 
     columns: dict[str, pa.Array]
@@ -44,6 +45,7 @@ class Batch:
     origin: Callable[[int], str] | None = None
     texts: Sequence[str] | None = None
     notes: Sequence[tuple[str, ...]] | None = None
+    kinds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -59,6 +61,7 @@ class Batch:
             origin=None if origin is None else lambda row: origin(int(kept[row])),
             texts=None if self.texts is None else [self.texts[row] for row in kept],
             notes=None if self.notes is None else [self.notes[row] for row in kept],
+            kinds=self.kinds,
         )
 
     def halves(self) -> tuple[Batch, Batch]:

@@ -1,9 +1,11 @@
+import dataclasses
 import json
 
 import pytest
 import tensorflow as tf
 
 from tests.helpers import write_dataset, write_shard
+from tfpipe import index_read
 from tfpipe.cli import main
 from tfpipe.config import PipelineConfig
 from tfpipe.errors import ManifestError, OutputError, RecordError, SchemaError, ShardError, UsageError
@@ -11,6 +13,7 @@ from tfpipe.index import index, parse_split_patterns, read_schema
 from tfpipe.manifest import FILE_NAME, Manifest
 from tfpipe.pipeline import make_dataset
 from tfpipe.schema import Feature, Schema
+from tfpipe.tfrecord import ShardReader
 
 LABELLED = Schema(features={"id": Feature(dtype="int64"), "name": Feature(dtype="string", nullable=True)})
 
@@ -151,7 +154,7 @@ def test_a_manifest_or_an_unfinished_conversion_is_refused(tmp_path):
         index(made.directory)
     assert (made.directory / FILE_NAME).read_bytes() == before
     index(made.directory, overwrite=True)
-    assert Manifest.load(made.directory).source["format"] == "index"
+    assert Manifest.load(made.directory).statistics["id"] == {"nulls": 0, "min": 1, "max": 1, "mean": 1.0}
     (made.directory / ".staging-x").mkdir()
     with pytest.raises(ManifestError, match="did not finish"):
         index(made.directory, overwrite=True)
@@ -194,3 +197,101 @@ def test_an_unwritable_manifest_is_a_message(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="No space left"):
         index(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["a.tfrecord"]
+
+
+LABELS = Schema(features={
+    "image": Feature(dtype="uint8", shape=(2, 2)),
+    "label": Feature(dtype="int64", labels=("cat", "dog")),
+    "note": Feature(dtype="string", nullable=True),
+    "at": Feature(dtype="int64"),
+})  # fmt: skip
+
+
+def labelled(directory):
+    """A converted dataset, of which no record has a note."""
+    rows = [{"image": [[i, 0], [0, 0]], "label": i % 2, "at": i} for i in range(6)]
+    made = write_dataset(directory, LABELS, {"train": rows[:4], "test": rows[4:]}, 2)
+    made = dataclasses.replace(
+        made, statistics={"at": {"unit": "ms"}}, source={"format": "csv"}, shuffle_seed=7, num_rejected=3
+    )
+    made.save(directory)
+    return made
+
+
+def test_what_only_the_old_manifest_knew_stays(tmp_path):
+    made = labelled(tmp_path)
+    notices = []
+    again = index(tmp_path, overwrite=True, on_notice=notices.append)
+    assert dataclasses.replace(again, statistics={}) == dataclasses.replace(made, statistics={})
+    assert again.statistics["at"] == {"nulls": 0, "min": 0, "max": 5, "mean": 2.5, "unit": "ms"}
+    assert again.statistics["note"] == {"nulls": 6}
+    assert any(
+        "kept of the manifest that was there" in text and "schema, source, seed" in text for text in notices
+    )
+    assert index(tmp_path, overwrite=True) == again
+
+
+def test_new_shards_have_no_seed_but_the_old_schema(tmp_path):
+    made = labelled(tmp_path)
+    path = tmp_path / made.splits["train"].shards[0].name
+    extra = example(image=[b"abcd"], label=[1], at=[9], more=[1])
+    write_shard(path, [*ShardReader(path, "GZIP"), extra])
+    notices = []
+    again = index(tmp_path, overwrite=True, on_notice=notices.append)
+    assert again.schema == LABELS and again.statistics["at"]["unit"] == "ms"
+    assert again.shuffle_seed is None and again.source["format"] == "index" and again.num_rejected == 0
+    assert any("still holds: schema;" in text for text in notices)
+    assert any("left out, since not in the declared schema: more" in text for text in notices)
+
+
+@pytest.mark.parametrize("record, said", [
+    ({"image": [b"abcd"], "label": [2], "at": [1]}, "'label' must count its 2 labels from 0, got 0 to 2"),
+    ({"image": [b"abc"], "label": [1], "at": [1]}, "'image' must have 4 bytes, got 3"),
+    ({"image": [b"abcd"], "label": [1]}, "'at' must be nullable, got 1 of 7 records without it"),
+    ({"image": [b"abcd"], "label": [1], "at": [1], "note": [1]}, "'note' must have the encoding of its lists"),
+])  # fmt: skip
+def test_an_old_schema_that_fits_no_more_is_not_kept(tmp_path, record, said):
+    made = labelled(tmp_path)
+    path = tmp_path / made.splits["train"].shards[0].name
+    write_shard(path, [*ShardReader(path, "GZIP"), example(**record)])
+    notices = []
+    again = index(tmp_path, overwrite=True, on_notice=notices.append)
+    assert (
+        again.schema.features["image"].encoding == "bytes_list"
+        and again.schema.features["label"].labels is None
+    )
+    assert any("fits no more" in text and said in text for text in notices), notices
+
+
+def test_a_declared_schema_goes_before_the_old_one(tmp_path):
+    labelled(tmp_path)
+    declared = Schema(features={"label": Feature(dtype="int64")})
+    again = index(tmp_path, schema=declared, overwrite=True)
+    assert again.schema == declared and again.shuffle_seed == 7
+
+
+def test_an_old_manifest_that_can_not_be_read_is_replaced_with_a_word(tmp_path):
+    labelled(tmp_path)
+    (tmp_path / FILE_NAME).write_text("{")
+    notices = []
+    assert index(tmp_path, overwrite=True, on_notice=notices.append).schema.features["image"].shape == ()
+    assert any("nothing was kept" in text and "must be JSON" in text for text in notices)
+
+
+def test_the_same_manifest_for_any_number_of_processes(tmp_path, monkeypatch):
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        for i in range(5):
+            payloads = [example(x=[j / 7], y=[b"t"]) for j in range(i * 100, i * 150 + 10)]
+            write_shard(tmp_path / name / f"{i}.tfrecord", payloads, "")
+    monkeypatch.setattr(index_read, "_BYTES_OF_A_PROCESS", 1)
+    seen = []
+    one = index(tmp_path / "a")
+    two = index(tmp_path / "b", num_processes=2, on_progress=lambda *told: seen.append(told))
+    assert dataclasses.replace(two, directory=one.directory) == one
+    assert [done for _, done, total in seen] == [0, 1, 2, 3, 4, 5]
+    path = tmp_path / "c" / "3.tfrecord"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ShardError, match=r"damage at record 159 .*3\.tfrecord"):
+        index(tmp_path / "c", num_processes=2)
+    assert main(["index", str(tmp_path / "c"), "--processes", "0"]) == 2
