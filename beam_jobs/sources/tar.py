@@ -44,10 +44,12 @@ class TarSource(TypedSource):
 
     Attributes:
         bounds: of each file, where its splits begin and the last one ends; (0, -1) if it is compressed.
+        num_hidden: members of plain archives that are left out.
     """
 
     files: tuple[InputFile, ...]
     bounds: tuple[tuple[int, ...], ...]
+    num_hidden: int
     columns: tuple[SourceColumn, ...] | None = None
     format: str = "webdataset"
 
@@ -62,6 +64,12 @@ class TarSource(TypedSource):
     def origin(self, split: InputSplit, row: int) -> str:
         """Names a record by its number, the first is 1; see `Source`."""
         return f"{self.files[split.file].path}:{row}"
+
+    def notices(self) -> list[str]:
+        """What was left out; see `FileSource`."""
+        if not self.num_hidden:
+            return []
+        return [f"left out, since hidden or begun with __: {self.num_hidden} members of archives"]
 
     def batches(self, split: InputSplit, wishes: Wishes) -> Iterator[Batch]:
         """Yields a split batch by batch; see `TypedSource`."""
@@ -114,15 +122,19 @@ def open_tar(files: Sequence[InputFile], options: SourceOptions) -> TarSource:
     Raises:
         RecordError: an archive is damaged or has a key in two places; there is no record.
     """
-    bounds = [(0, -1) if file.compression else _bounds(file) for file in files]
-    if not any(bounds):
+    found = [((0, -1), 0) if file.compression else _bounds(file) for file in files]
+    if not any(bounds for bounds, _ in found):
         names = ", ".join(file.path for file in files[:3])
         raise RecordError(f"the input must hold at least one record, got none ({names}).")
-    return TarSource(files=tuple(files), bounds=tuple(bounds))
+    return TarSource(
+        files=tuple(files),
+        bounds=tuple(bounds for bounds, _ in found),
+        num_hidden=sum(hidden for _, hidden in found),
+    )
 
 
-def _bounds(file: InputFile) -> tuple[int, ...]:
-    """Where a plain archive's splits begin and the last one ends; nothing if it has no records."""
+def _bounds(file: InputFile) -> tuple[tuple[int, ...], int]:
+    """Where a plain archive's splits begin and the last one ends, if it has a record; its hidden members."""
     starts: list[int] = []
     keys = _Keys(file.path)
     with open(file.path, "rb") as stream:
@@ -132,7 +144,7 @@ def _bounds(file: InputFile) -> tuple[int, ...]:
             if not starts or record.start - starts[-1] >= SPLIT_BYTES:
                 starts.append(record.start)
     keys.check()
-    return (*starts, reader.end) if starts else ()
+    return ((*starts, reader.end) if starts else ()), reader.num_hidden
 
 
 class _Keys:

@@ -54,6 +54,7 @@ class TarReader:
     Attributes:
         position: of the stream in the archive.
         end: where the zeros behind the last member begin; -1 before they are reached.
+        num_hidden: members that were left out so far; counted by who reads them.
 
     Args:
         stream: of the archive's bytes, decompressed, at a header.
@@ -64,7 +65,7 @@ class TarReader:
 
     def __init__(self, stream: Any, path: str, position: int = 0, num_bytes: int = -1) -> None:
         self._stream, self._path, self._num_bytes = stream, path, num_bytes
-        self.position, self.end = position, -1
+        self.position, self.end, self.num_hidden = position, -1, 0
         self._left = self._padding = 0
 
     @property

@@ -98,6 +98,7 @@ def records(reader: TarReader, stop: int, wanted: Callable[[str], bool]) -> Iter
         if member is None or 0 <= stop <= member.start:
             break
         if _is_hidden(member.name):
+            reader.num_hidden += 1
             continue
         directory, slash, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")

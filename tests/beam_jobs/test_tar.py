@@ -174,7 +174,7 @@ def test_sizes_in_base_256_and_in_pax_headers(tmp_path, monkeypatch):
     assert read_all(tmp_path / "b.tar") == [{"key": "x", "bin": b"abc"}]
 
 
-def test_what_archivers_put_beside_the_data_is_left_out(tmp_path):
+def test_what_archivers_put_beside_the_data_is_left_out(tmp_path, capfd):
     directory = link("d", tarfile.DIRTYPE)
     global_header = tarfile.TarInfo.create_pax_global_header({"comment": "x"})
     members = [
@@ -184,6 +184,8 @@ def test_what_archivers_put_beside_the_data_is_left_out(tmp_path):
     path = tmp_path / "a.tar"
     path.write_bytes(global_header + pack(members))
     assert read_all(path) == [{"key": "d/a", "jpg": b"1", "cls": 1}, {"key": "d/b", "jpg": b"2"}]
+    run(tmp_path, inputs=[path])
+    assert "hidden or begun with __: 5 members" in capfd.readouterr().out
 
 
 NAMES = st.text("ab.", min_size=1, max_size=4)
