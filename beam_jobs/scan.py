@@ -104,13 +104,16 @@ def choose_compression(plan: Plan, source: Source, splits: Sequence[InputSplit])
         return ""
     from isal import isal_zlib
 
-    from beam_jobs.encode import encode_batch
+    from beam_jobs.encode import RecordTooLong, encode_batch
 
     before = after = 0
     for split in {0: splits[0], len(splits) // 2: splits[len(splits) // 2]}.values():
         for batch in source.read(split, plan.wishes, plan.rejected.get(split.index, ())):
             sample = plan.layout.assemble(batch.slice(0, _SAMPLE_ROWS))
-            data = encode_batch(sample, plan.schema).data
+            try:
+                data = encode_batch(sample, plan.schema).data
+            except RecordTooLong:  # told with its place where it is written
+                break
             before += len(data)
             after += len(isal_zlib.compress(data, 1))
             break

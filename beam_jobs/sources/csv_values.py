@@ -260,6 +260,9 @@ def summarize_spelled(array: pa.Array) -> ColumnSummary:
     reader.scan(_tokens(array))
     (summary,) = reader.summaries
     summary.quoted = True
+    # No text: numbers of more digits than any integer has.
+    summary.counts[k.BIG] += summary.counts[k.TEXT]
+    summary.counts[k.TEXT] = 0
     return summary
 
 

@@ -228,3 +228,9 @@ def test_a_column_of_nothing_but_empty_lists_is_a_column(tmp_path):
     manifest = run(tmp_path, inputs=[tmp_path / "a.jsonl"])
     assert manifest.schema.features["tags"].shape == (None,)
     assert [row["a"] for row in in_order(records(manifest), "a")] == [1, 2]
+
+
+def test_an_integer_beyond_every_dtype_is_kept_as_it_is_written(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"d": -1}\n{"d": 18446744073709551616}\n')
+    manifest = run(tmp_path, inputs=[tmp_path / "a.jsonl"])
+    assert sorted(row["d"] for row in records(manifest)) == ["-1", "18446744073709551616"]
