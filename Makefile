@@ -69,7 +69,7 @@ lint: env
 	.venv/bin/python -m mypy
 
 check: lint
-	.venv/bin/python -m pytest -q -m "not slow" $(ARGS)
+	.venv/bin/python -m pytest -q -m "not slow" -n 2 --dist worksteal $(ARGS)
 
 bench: env
 	.venv/bin/python -m pytest -o addopts="" -o python_files="*_benchmark.py" benchmarks $(ARGS)

@@ -30,12 +30,14 @@ class Described:
         shards: what each holds, or None.
         schema: of all, if they have a manifest.
         columns: one a feature of the schema.
+        splits: of the datasets that the files belong to, in their order.
     """
 
     compressions: tuple[str | None, ...]
     shards: tuple[Shard | None, ...]
     schema: Schema | None = None
     columns: tuple[SourceColumn, ...] | None = None
+    splits: tuple[str, ...] = ()
 
 
 def manifest_of(directory: str) -> Manifest | None:
@@ -140,7 +142,14 @@ def describe(paths: Sequence[str]) -> Described:
             f"of that dataset: move it away to convert it."
         )
     schema, units = _common(found)
+    splits = {
+        (directory, shard.name): name
+        for directory, manifest in found.items()
+        for name, split in manifest.splits.items()
+        for shard in split.shards
+    }
     return Described(
+        splits=tuple(dict.fromkeys(splits[os.path.split(path)] for path in paths)),
         compressions=tuple(found[os.path.dirname(path)].compression for path in paths),
         shards=tuple(shards[os.path.split(path)] for path in paths),
         schema=schema,

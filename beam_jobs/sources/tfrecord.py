@@ -50,6 +50,7 @@ class TfrecordSource(TypedSource):
         shards: what each file must hold, or None where no manifest lists it.
         schema: that their manifest declares, if there is one.
         columns: one a feature of the schema; None without one.
+        splits: of the datasets that are read.
     """
 
     files: tuple[InputFile, ...]
@@ -57,7 +58,17 @@ class TfrecordSource(TypedSource):
     shards: tuple[Shard | None, ...]
     schema: Schema | None = None
     columns: tuple[SourceColumn, ...] | None = None
+    splits: tuple[str, ...] = ()
     format: str = "tfrecord"
+
+    def notices(self) -> list[str]:
+        """Tells of splits that become one: what a model is tested on must not be trained on."""
+        if len(self.splits) < 2:
+            return []
+        return [
+            f"splits {', '.join(self.splits)} are read together and shared out anew; to keep them apart convert "
+            f"each by itself: --input DIR:{self.splits[0]}"
+        ]
 
     def plan(self) -> list[InputSplit]:
         """Plans the splits; see `Source`. A file that is compressed, or to be checked whole, is one."""
@@ -203,6 +214,7 @@ def open_tfrecord(files: Sequence[InputFile], options: SourceOptions) -> Tfrecor
         shards=described.shards,
         schema=described.schema,
         columns=described.columns,
+        splits=described.splits,
     )
 
 

@@ -176,6 +176,7 @@ def call(source, out, *options):
     )
 
 
+@pytest.mark.slow
 @settings(ONE, max_examples=25)
 @given(
     data=st.lists(
@@ -236,6 +237,7 @@ def mutations(data, count, seed):
         yield bytes(changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "avro"])
 def test_a_fuzzed_file_gives_a_message_or_a_dataset(tmp_path, capfd, kind):
     rows = [

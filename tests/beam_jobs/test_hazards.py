@@ -215,7 +215,7 @@ COMPRESSIONS = {"plain": bytes, "gz": gzip.compress, "bz2": bz2.compress}
 
 @pytest.mark.parametrize("content", COMPRESSIONS)
 @pytest.mark.parametrize("name", ["a.{}", "a.{}.gz", "a.{}.bz2"])
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "avro"])
+@pytest.mark.parametrize("kind", ["csv", "avro", pytest.param("jsonl", marks=pytest.mark.slow)])
 def test_content_tells_the_compression_not_the_name(tmp_path, kind, name, content):  # A26
     rows = [{"id": i, "x": i * 2} for i in range(9)]
     path = tmp_path / name.format(kind)

@@ -204,8 +204,17 @@ KILLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["new", "over an old dataset"])
-@pytest.mark.parametrize(("owner", "name", "number"), KILLS, ids=[f"{k[1]} {k[2]}" for k in KILLS])
+@pytest.mark.parametrize(
+    "old",
+    [pytest.param(False, id="new", marks=pytest.mark.slow), pytest.param(True, id="over an old dataset")],
+)
+@pytest.mark.parametrize(
+    ("owner", "name", "number"),
+    [
+        pytest.param(*kill, id=f"{kill[1]} {kill[2]}", marks=[] if kill in KILLS[-4:] else pytest.mark.slow)
+        for kill in KILLS
+    ],
+)
 def test_resuming_ends_in_the_bytes_of_an_undisturbed_run(tmp_path, kill, owner, name, number, old, capfd):
     source = numbers_csv(tmp_path / "a.csv", 600)
     (tmp_path / "whole").mkdir()

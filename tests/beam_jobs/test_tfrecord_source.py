@@ -621,3 +621,14 @@ def test_the_content_tells_a_tfrecord(tmp_path):
         assert sniff(str(tmp_path / name)) == "tfrecord"
     (tmp_path / "e.txt").write_bytes(b"x\x9c is how this text begins")
     assert sniff(str(tmp_path / "e.txt")) == "text"
+
+
+def test_splits_that_become_one_are_told(tmp_path, capfd):
+    (tmp_path / "a.csv").write_text("a\n" + "".join(f"{i}\n" for i in range(40)))
+    run(tmp_path, "--split", "train=0.5", "--split", "test=0.5", inputs=[tmp_path / "a.csv"], output="first")
+    capfd.readouterr()
+    run(tmp_path, inputs=[tmp_path / "first"], output="both")
+    assert "splits train, test are read together" in capfd.readouterr().out
+    manifest = run(tmp_path, inputs=[f"{tmp_path / 'first'}:test"], output="one")
+    assert "read together" not in capfd.readouterr().out
+    assert manifest.splits["train"].num_records == 20
