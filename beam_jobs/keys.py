@@ -1,6 +1,6 @@
 """`--split-by`: records of one key stay in one split, so that nothing of the test data was trained on.
 
-    InputSplit --CountKeys(Plan)--> (index, int64[splits] | Failure) --all of them--FinishPlan--> Plan | Failure
+    InputSplit --CountKeys(Plan)--> (index, [records of each split] | Failure) --all of them--FinishPlan--> Plan | Failure
 
 A key's split follows from its hash and the seed alone, so more data of the same keys goes the same
 way. How many records a split gets is known only when every key was read, hence a pass between the
@@ -10,14 +10,14 @@ two: it reads that one column.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 
 from beam_jobs.hashing import hash_array
-from beam_jobs.outcome import Failure, guarded, has_failed, load, save
+from beam_jobs.outcome import ALL, Failure, guarded, has_failed, load, save
 from beam_jobs.plan import Plan, Request, cut_shards
 from beam_jobs.scan import PLAN
 from beam_jobs.shuffle import permute
@@ -37,10 +37,15 @@ class CountKeys(beam.DoFn):
     def __init__(self, request: Request, source: Source, staging: str) -> None:
         self.request, self.source, self.staging = request, source, staging
 
-    @guarded(lambda split, failure: (split.index, failure))
-    def process(self, split: InputSplit, plan: Plan | Failure) -> Iterator[tuple[int, list[int] | Failure]]:
-        """InputSplit -> (its index, records of each split)."""
-        if isinstance(plan, Failure) or has_failed(self.staging):
+    @guarded(lambda split, failure: (ALL, (split.index, failure)))
+    def process(
+        self, split: InputSplit, plan: Plan | Failure
+    ) -> Iterator[tuple[int, tuple[int, list[int] | Failure]]]:
+        """InputSplit -> (ALL, (its index, records of each split))."""
+        if isinstance(plan, Failure):
+            yield ALL, (split.index, plan)
+            return
+        if has_failed(self.staging):
             return
         name = f"keys-{split.index}.json"  # there if a run that is resumed got so far
         counts = load(self.staging, name)
@@ -53,7 +58,7 @@ class CountKeys(beam.DoFn):
                 total += np.bincount(members, minlength=len(total))
             counts = total.tolist()
             save(self.staging, name, counts)
-        yield split.index, counts
+        yield ALL, (split.index, counts)
 
 
 class FinishPlan(beam.DoFn):
@@ -69,11 +74,11 @@ class FinishPlan(beam.DoFn):
 
     @guarded(lambda _, failure: failure)
     def process(
-        self, counts: list[tuple[int, list[int] | Failure]], plan: Plan | Failure
+        self, counts: tuple[int, Iterable[tuple[int, list[int] | Failure]]], plan: Plan | Failure
     ) -> Iterator[Plan | Failure]:
-        """All counts, in any order -> Plan | Failure."""
+        """(ALL, all counts, in any order) -> Plan | Failure."""
         if isinstance(plan, Plan):
-            ordered = [found for _, found in sorted(counts, key=lambda item: item[0])]
+            ordered = [found for _, found in sorted(counts[1], key=lambda item: item[0])]
             failed = next((found for found in ordered if isinstance(found, Failure)), None)
             plan = failed or finish_plan(self.request, plan, ordered)
         if isinstance(plan, Plan):

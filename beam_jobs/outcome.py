@@ -19,6 +19,8 @@ from typing import Any
 
 from tfpipe import errors
 
+# The key of what is to be looked at together.
+ALL = 0
 FAILED, RESULTS, PLAN_FAILURE = "failed", "results.json", "plan-failure.json"
 
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
@@ -46,10 +46,10 @@ class SaveResults(beam.DoFn):
     def __init__(self, staging: str) -> None:
         self.staging = staging
 
-    def process(self, results: list[tuple[int, Shard | Failure]]) -> Iterator[None]:
-        """All (shard's index, Shard | Failure) -> nothing."""
+    def process(self, results: tuple[int, Iterable[tuple[int, Shard | Failure]]]) -> Iterator[None]:
+        """(ALL, all (shard's index, Shard | Failure)) -> nothing."""
         yield from ()  # Beam takes nothing but an iterable for what a DoFn gives
-        ordered = sorted(results, key=lambda item: item[0])
+        ordered = sorted(results[1], key=lambda item: item[0])
         failures = [result for _, result in ordered if isinstance(result, Failure)]
         shards = [dataclasses.asdict(result) for _, result in ordered if isinstance(result, Shard)]
         save(self.staging, RESULTS, {"failures": list(map(dataclasses.asdict, failures)), "shards": shards})
@@ -91,15 +91,17 @@ def build(
     plan = (
         inputs
         | "ScanSplit"
-        >> beam.ParDo(ScanSplit(source, wishes, request.scan_limit, staging))  # (index, SplitScan | Failure)
-        | "CollectScans" >> beam.combiners.ToList()
+        >> beam.ParDo(
+            ScanSplit(source, wishes, request.scan_limit, staging)
+        )  # (ALL, (index, SplitScan | Failure))
+        | "CollectScans" >> beam.GroupByKey()  # of one key: a third of the transforms that ToList has
         | "MakePlan" >> beam.ParDo(MakePlan(request, source, splits, staging))  # Plan | Failure
     )
     if request.split_by:
         plan = (
             inputs
             | "CountKeys" >> beam.ParDo(CountKeys(request, source, staging), beam.pvalue.AsSingleton(plan))
-            | "CollectKeys" >> beam.combiners.ToList()
+            | "CollectKeys" >> beam.GroupByKey()
             | "FinishPlan" >> beam.ParDo(FinishPlan(request, staging), beam.pvalue.AsSingleton(plan))
         )
     plan | "SavePlanFailure" >> beam.ParDo(SavePlanFailure(staging))
@@ -108,7 +110,7 @@ def build(
         | "EncodeSplit" >> beam.ParDo(EncodeSplit(request, source, staging), beam.pvalue.AsSingleton(plan))
         | "GroupByShard" >> beam.GroupByKey()  # (shard, [Piece | Failure])
         | "WriteShard" >> beam.ParDo(WriteShard(staging), beam.pvalue.AsSingleton(plan))
-        | "CollectShards" >> beam.combiners.ToList()  # [(shard, Shard | Failure)]
+        | "CollectShards" >> beam.GroupByKey()  # (ALL, [(shard, Shard | Failure)])
         | "SaveResults" >> beam.ParDo(SaveResults(staging))
     )
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import apache_beam as beam
 
-from beam_jobs.outcome import Failure, guarded, has_failed, load, save
+from beam_jobs.outcome import ALL, Failure, guarded, has_failed, load, save
 from beam_jobs.plan import Plan, PlanSummary, Reject, Request, make_plan
 from beam_jobs.sources import InputSplit, Source, Wishes
 from beam_jobs.sources.summary import SplitScan
@@ -39,9 +39,9 @@ class ScanSplit(beam.DoFn):
     def __init__(self, source: Source, wishes: Wishes, max_rejected: int, staging: str) -> None:
         self.source, self.wishes, self.max_rejected, self.staging = source, wishes, max_rejected, staging
 
-    @guarded(lambda split, failure: (split.index, failure))
-    def process(self, split: InputSplit) -> Iterator[tuple[int, SplitScan | Failure]]:
-        """InputSplit -> (its index, what was found)."""
+    @guarded(lambda split, failure: (ALL, (split.index, failure)))
+    def process(self, split: InputSplit) -> Iterator[tuple[int, tuple[int, SplitScan | Failure]]]:
+        """InputSplit -> (ALL, (its index, what was found))."""
         name = f"scan-{split.index}.json"  # there if a run that is resumed got so far
         if (found := load(self.staging, name)) is None:
             scan = self.source.scan(split, self.wishes, self.max_rejected)
@@ -49,7 +49,7 @@ class ScanSplit(beam.DoFn):
         else:
             scan = SplitScan.from_json(found)
         mark(self.staging, "scan", split.index, scan.rows)
-        yield split.index, scan
+        yield ALL, (split.index, scan)
 
 
 class MakePlan(beam.DoFn):
@@ -66,9 +66,11 @@ class MakePlan(beam.DoFn):
         self.request, self.source, self.splits, self.staging = request, source, splits, staging
 
     @guarded(lambda _, failure: failure)
-    def process(self, scans: list[tuple[int, SplitScan | Failure]]) -> Iterator[Plan | Failure]:
-        """All scans, in any order -> Plan | Failure."""
-        plan = self._plan([scan for _, scan in sorted(scans, key=lambda item: item[0])])
+    def process(
+        self, scans: tuple[int, Iterable[tuple[int, SplitScan | Failure]]]
+    ) -> Iterator[Plan | Failure]:
+        """(ALL, all scans, in any order) -> Plan | Failure."""
+        plan = self._plan([scan for _, scan in sorted(scans[1], key=lambda item: item[0])])
         if isinstance(plan, Plan) and not self.request.split_by:  # else `keys.FinishPlan` does
             save(self.staging, PLAN, plan.summary().to_json())
         yield plan

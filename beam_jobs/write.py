@@ -26,7 +26,7 @@ import pyarrow as pa
 from beam_jobs.encode import RECORD_MAX_BYTES, Encoded, RecordTooLong, encode_batch
 from beam_jobs.encode_kernels import place_records
 from beam_jobs.keys import Placer
-from beam_jobs.outcome import Failure, guarded, has_failed, load, save
+from beam_jobs.outcome import ALL, Failure, guarded, has_failed, load, save
 from beam_jobs.plan import Plan, Request, ShardPlan
 from beam_jobs.scan import mark
 from beam_jobs.sources import InputSplit, Source
@@ -178,15 +178,15 @@ class WriteShard(beam.DoFn):
     def __init__(self, staging: str) -> None:
         self.staging = staging
 
-    @guarded(lambda element, failure: (element[0], failure))
+    @guarded(lambda element, failure: (ALL, (element[0], failure)))
     def process(
         self, element: tuple[int, Iterable[Piece | Failure]], plan: Plan | Failure
-    ) -> Iterator[tuple[int, Shard | Failure]]:
-        """(shard's index in the plan, its pieces) -> (the same, Shard | Failure)."""
+    ) -> Iterator[tuple[int, tuple[int, Shard | Failure]]]:
+        """(shard's index in the plan, its pieces) -> (ALL, (the same, Shard | Failure))."""
         index, pieces = element[0], list(element[1])
         failures = [piece for piece in pieces if isinstance(piece, Failure)]
         if failures:
-            yield index, failures[0]
+            yield ALL, (index, failures[0])
         if failures or isinstance(plan, Failure) or has_failed(self.staging):
             return
         shard_plan = plan.shards[index]
@@ -207,7 +207,7 @@ class WriteShard(beam.DoFn):
         verify_shard(path, shard, plan.compression)
         save(self.staging, written, dataclasses.asdict(shard))
         mark(self.staging, "shard", index, shard.num_records)
-        yield index, shard
+        yield ALL, (index, shard)
 
 
 def merge_statistics(staging: str, schema: Schema, splits: Sequence[InputSplit]) -> dict[str, dict[str, Any]]:
