@@ -78,10 +78,10 @@ def save(staging: str, name: str, content: Any) -> None:
 
 
 def load(staging: str, name: str) -> Any:
-    """Reads what `save` left, or None if it is not there (yet)."""
+    """Reads what `save` left, or None if it is not there (yet), or not whole after a loss of power."""
     try:
         return json.loads((Path(staging) / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None
 
 

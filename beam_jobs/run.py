@@ -142,7 +142,7 @@ def run(
     Raises:
         TfpipeError: whatever went wrong, the first problem of the input before all others.
     """
-    options = pipeline_options(beam_args, sum(file.num_bytes for file in source.files), len(splits))
+    options = pipeline_options(beam_args, source.work_bytes)
     with _quiet_log() as log:
         outcome: list[BaseException] = []
 
@@ -186,13 +186,12 @@ def run(
     return dataclasses.replace(plan, statistics=statistics), shards
 
 
-def pipeline_options(beam_args: Sequence[str], num_bytes: int, num_splits: int) -> PipelineOptions:
+def pipeline_options(beam_args: Sequence[str], work_bytes: int) -> PipelineOptions:
     """The user's options, with defaults for what they don't say.
 
     Args:
         beam_args: for Beam.
-        num_bytes: of the input.
-        num_splits: of the input.
+        work_bytes: see `FileSource`.
 
     Returns:
         Options of the local runner: worker processes over all cores, or none for a small input.
@@ -201,7 +200,7 @@ def pipeline_options(beam_args: Sequence[str], num_bytes: int, num_splits: int) 
     given = {arg.split("=")[0] for arg in beam_args}
     direct = options.view_as(DirectOptions)
     if "--direct_running_mode" not in given:
-        small = num_bytes < IN_MEMORY_BYTES and "--direct_num_workers" not in given
+        small = work_bytes < IN_MEMORY_BYTES and "--direct_num_workers" not in given
         direct.direct_running_mode = "in_memory" if small else "multi_processing"
     if direct.direct_running_mode == "in_memory":
         direct.direct_num_workers = 1

@@ -168,6 +168,11 @@ class FileSource:
     files: tuple[InputFile, ...]
 
     @property
+    def work_bytes(self) -> int:
+        """How many bytes of CSV are as much work as the input: tells whether workers are worth their start."""
+        return sum(file.num_bytes for file in self.files)
+
+    @property
     def is_compressed(self) -> bool:
         """Whether its records are known to be compressed already, so that no sample need show it."""
         return False
@@ -193,6 +198,10 @@ class Source(Protocol):
     format: str
     files: tuple[InputFile, ...]
     columns: tuple[SourceColumn, ...] | None
+
+    @property
+    def work_bytes(self) -> int:
+        """See `FileSource`."""
 
     @property
     def is_compressed(self) -> bool:

@@ -78,6 +78,11 @@ class ImageSource(TypedSource):
     format: str = "images"
 
     @property
+    def work_bytes(self) -> int:
+        """See `FileSource`. A byte of a JPEG takes a sixth of a byte of CSV, a file 0.1 ms: 1250 bytes of CSV."""
+        return sum(file.num_bytes for file in self.files) // 6 + 1250 * len(self.files)
+
+    @property
     def is_compressed(self) -> bool:
         """JPEG and PNG are; what gzip saves of the headers of tiny ones, reading pays for; see `FileSource`."""
         return self.how.form == "encoded"
