@@ -151,7 +151,7 @@ def directory(tmp_path, monkeypatch):
 
 
 ONE = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-MANY = settings(ONE, max_examples=40)
+MANY = settings(ONE, max_examples=20)
 
 
 @ONE
