@@ -27,7 +27,7 @@ from beam_jobs.output import OTHER_FILES, OutputDirectory
 from beam_jobs.plan import PlanSummary, Request
 from beam_jobs.report import Progress, show_schema
 from beam_jobs.scan import REJECTED, read_plan
-from beam_jobs.sources import InputSplit, Source, SourceOptions
+from beam_jobs.sources import InputSplit, Source, SourceOptions, printable
 from beam_jobs.sources.find import open_source, real_paths
 from beam_jobs.tfds import metadata_files, write_metadata
 from tfpipe import __version__
@@ -147,12 +147,14 @@ def convert(
     if manifest.num_rejected:
         print(
             f"WARNING: {manifest.num_rejected} of {written + manifest.num_rejected} rows were left out; "
-            f"see {os.path.join(output, REJECTED)}"
+            f"see {printable(os.path.join(output, REJECTED))}"
         )
     for warning in data_warnings(manifest):
         print(f"warning: {warning}")
     num_shards = sum(len(split.shards) for split in manifest.splits.values())
-    print(f"wrote {written} records in {num_shards} shards to {output} ({manifest.num_rejected} rejected)")
+    print(
+        f"wrote {written} records in {num_shards} shards to {printable(output)} ({manifest.num_rejected} rejected)"
+    )
     return manifest
 
 
@@ -205,7 +207,7 @@ def identity(
         "input (names, sizes, times)": hashlib.sha256(files.encode("utf-8", "surrogateescape")).hexdigest(),
         "plan of input splits": hashlib.sha256(repr(list(splits)).encode()).hexdigest(),
         "columns": hashlib.sha256(repr(source.columns).encode()).hexdigest(),
-        "version": versions(),
+        "version": versions() | {"decoder": source.describe().get("decoder", "")},
     }
 
 

@@ -18,7 +18,7 @@ from beam_jobs.write import ISAL_MAX_LEVEL, MAX_LEVEL
 from tfpipe.errors import SchemaError, UsageError
 from tfpipe.schema import Schema
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
 _COMPRESSIONS = {"auto": "auto", "gzip": "GZIP", "zlib": "ZLIB", "none": ""}
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -186,7 +186,7 @@ def parse_max_rejected(on_error: str, text: str | None) -> tuple[int, float | No
         )
     if (percent := re.fullmatch(r"(\d+(?:\.\d+)?)%", text)) and 0 < float(percent[1]) <= 100:
         return 0, float(percent[1]) / 100
-    if text.isascii() and text.isdigit() and 0 < int(text) <= MOST_REJECTED:
+    if text.isascii() and text.isdigit() and len(text) < 19 and 0 < int(text) <= MOST_REJECTED:
         return int(text), None
     raise UsageError(
         f"--max-rejected must be a number from 1 to {MOST_REJECTED} or a percentage up to 100% like 0.1%, got {text!r}."

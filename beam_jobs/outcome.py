@@ -61,19 +61,24 @@ class Failure:
         return getattr(errors, self.kind, errors.TfpipeError)(self.message)
 
 
-def save(staging: str, name: str, content: Any) -> None:
+def save(staging: str, name: str, content: Any, *, durable: bool = False) -> None:
     """Leaves JSON in staging, whole or not at all: the driver may be looking.
 
     Args:
         staging: the run's own directory.
         name: of the file.
         content: plain values.
+        durable: whether it must be there after a loss of power, too.
 
     Raises:
         OSError: it can't be written.
     """
     temporary = Path(staging) / f"{name}.{os.getpid()}.part"
-    temporary.write_text(json.dumps(content), encoding="utf-8")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(temporary, Path(staging) / name)
 
 

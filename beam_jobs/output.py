@@ -23,15 +23,16 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from beam_jobs.outcome import FAILED, PLAN_FAILURE, RESULTS, load, save
+from beam_jobs.outcome import FAILED, PLAN_FAILURE, RESULTS, load, mark_failed, save
 from beam_jobs.scan import REJECTED
 from beam_jobs.write import SHARDS
-from tfpipe.errors import ManifestError, OutputError
+from tfpipe.errors import OutputError
 from tfpipe.manifest import FILE_NAME, INDEX_FORMAT, Manifest
 
 STAGING_PREFIX = ".staging-"
@@ -66,6 +67,7 @@ class OutputDirectory:
         self._made: list[Path] = []
         self._handle = -1
         self._old: list[str] = []
+        self._left: list[str] = []
         self._published: list[Path] = []
         self._committed = self._old_is_gone = self._locked = False
 
@@ -79,7 +81,7 @@ class OutputDirectory:
             raise OutputError(
                 f"the output must be a directory that can be written, got {error.strerror} ({self.path})."
             ) from None
-        except (OutputError, ManifestError):
+        except BaseException:
             self._clean()
             raise
         return self
@@ -116,21 +118,26 @@ class OutputDirectory:
                         f"of the dataset there ({self.path / name}). Nothing was published: move it away and "
                         f"convert again."
                     )
+            for name in names:
+                if (beside := Path(self.staging) / name).exists():  # shards are on the disk already
+                    _sync(beside)
             manifest.save(self.staging)
-            save(self.staging, PUBLISHING, {"old": self._old, "new": names})
+            save(self.staging, PUBLISHING, {"old": self._old, "new": names}, durable=True)
+            for directory in (Path(self.staging) / SHARDS, Path(self.staging)):
+                _sync(directory)
         else:
             self._old = publishing["old"]
         if publishing is None or (Path(self.staging) / FILE_NAME).exists():
             self._take_places(manifest, names)
         self._committed = True
-        shutil.rmtree(self.staging, ignore_errors=True)
+        self._remove_staging()
         os.fsync(self._handle)
 
     def _take_places(self, manifest: Manifest, names: list[str]) -> None:
         """Puts the new files in the place of the old ones; may be done again from any point of it."""
         staging = Path(self.staging)
+        self._old_is_gone = bool(self._old)  # before it is: an interrupt may come in between
         (self.path / FILE_NAME).unlink(missing_ok=True)
-        self._old_is_gone = bool(self._old)
         os.fsync(self._handle)
         for name in names:
             staged = staging / SHARDS / name
@@ -191,10 +198,12 @@ class OutputDirectory:
             self._resume(left)
             return
         if self.mode == "overwrite":
-            for name in left:
-                self._discard(self.path / name)
-            names = sorted(os.listdir(self.path))
-            self._old = self._files_of_dataset() if names else []
+            self._old = self._replaceable(left)
+            if not self._old and set(names) - set(left):
+                raise OutputError(
+                    f"--overwrite must find a dataset to replace, got a directory without {FILE_NAME} "
+                    f"({self.path}). Choose another --output, or move away what it holds."
+                )
         elif left:
             shards = sum(".tfrecord" in name for name in names)
             raise OutputError(
@@ -217,15 +226,22 @@ class OutputDirectory:
             )
         self.staging = tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=self.path)
         (Path(self.staging) / SHARDS).mkdir()
-        save(self.staging, BEGUN, {"old": self._old, "request": self.request})
+        save(self.staging, BEGUN, {"old": self._old, "request": self.request}, durable=True)
+        for name in left:
+            for path in (self.path / name).iterdir():
+                if path.name != PUBLISHING:  # which is needed until all that it names has given way
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._left = left
+
+    def _replaceable(self, left: list[str]) -> list[str]:
+        """The files that may give way: a dataset's, or what a run left of two when it was killed amid its publishing."""
+        if (self.path / FILE_NAME).exists():
+            return self._files_of_dataset()
+        publishing = [found for name in left if (found := load(str(self.path / name), PUBLISHING))]
+        return sorted({name for found in publishing for name in (*found["old"], *found["new"])})
 
     def _files_of_dataset(self) -> list[str]:
         """The files that the dataset in the directory has besides its manifest; nothing else gives way."""
-        if not (self.path / FILE_NAME).exists():
-            raise OutputError(
-                f"--overwrite must find a dataset to replace, got a directory without {FILE_NAME} ({self.path}). "
-                f"Choose another --output, or move away what it holds."
-            )
         manifest = Manifest.load(self.path, check_files=False)
         if manifest.source.get("format") == INDEX_FORMAT:
             raise OutputError(
@@ -242,10 +258,13 @@ class OutputDirectory:
             )
         staging = self.path / left[0]
         begun = load(str(staging), BEGUN)
-        if begun is None:  # killed in its first moments, but a dataset there was to be replaced
-            old = self._files_of_dataset() if (self.path / FILE_NAME).exists() else []
+        if begun is None:
+            # Killed in its first moments, or while its staging was taken away: nothing in it can be trusted.
+            old = self._replaceable(left)
+            shutil.rmtree(staging)
+            (staging / SHARDS).mkdir(parents=True)
             begun = {"old": old, "request": self.request}
-            save(str(staging), BEGUN, begun)
+            save(str(staging), BEGUN, begun, durable=True)
         for name in self.request.keys() | begun["request"].keys():
             then, now = begun["request"].get(name), self.request.get(name)
             if then != now:
@@ -259,23 +278,36 @@ class OutputDirectory:
         for name in _OF_ONE_RUN:
             (staging / name).unlink(missing_ok=True)
 
-    def _discard(self, staging: Path) -> None:
-        """Takes away what a run left that did not finish, and what it had published of no dataset."""
-        publishing = load(str(staging), PUBLISHING)
-        if publishing is not None and not (self.path / FILE_NAME).exists():
-            for name in {*publishing["old"], *publishing["new"]}:
-                (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(staging)
+    def _remove_staging(self) -> None:
+        """Takes staging away, first what says that it can be resumed: half of it must not pass for the whole."""
+        for name in (BEGUN, PUBLISHING):
+            (Path(self.staging) / name).unlink(missing_ok=True)
+        for name in self._left if self._committed else ():
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        for _ in range(3):  # a worker that was not told yet may be writing
+            shutil.rmtree(self.staging, ignore_errors=True)
+            if not os.path.exists(self.staging):
+                return
+            time.sleep(0.2)
+
+    def _is_committed(self) -> bool:
+        """Whether the new manifest is in its place: an interrupt may have come before it was noted."""
+        if self._committed or not self.staging:
+            return self._committed
+        staged = (Path(self.staging) / FILE_NAME).exists()
+        return load(self.staging, PUBLISHING) is not None and not staged
 
     def _clean(self) -> None:
         """Removes what this run made, unless it was committed or can be resumed, and nothing else."""
+        self._committed = self._is_committed()
         if self.staging and not self._committed:
             if self.mode == "resume" or self._old_is_gone:
                 print(f"what is done is kept ({self.staging}): --resume goes on from it", file=sys.stderr)
             else:
-                shutil.rmtree(self.staging, ignore_errors=True)
                 for path in self._published:
                     path.unlink(missing_ok=True)
+                mark_failed(self.staging)
+                self._remove_staging()
         if not self.staging or not os.path.exists(self.staging):
             for path in () if self._committed else reversed(self._made):
                 with contextlib.suppress(OSError):  # it holds what others put there meanwhile
@@ -291,6 +323,15 @@ def _files_beside(manifest: Manifest) -> list[str]:
     names += [REJECTED] if manifest.num_rejected else []
     # A manifest is a file that anybody may have written: no name leads out of its directory.
     return names + [str(name) for name in manifest.source.get(OTHER_FILES, ()) if "/" not in str(name)]
+
+
+def _sync(path: Path) -> None:
+    """Brings a file, or the names in a directory, onto the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _shown(value: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import apache_beam as beam
 
 from beam_jobs.outcome import ALL, Failure, guarded, has_failed, load, save
 from beam_jobs.plan import Plan, PlanSummary, Reject, Request, make_plan
-from beam_jobs.sources import InputSplit, Source, Wishes
+from beam_jobs.sources import InputSplit, Source, Wishes, printable
 from beam_jobs.sources.summary import SplitScan
 
 PLAN = "plan.json"
@@ -124,10 +125,12 @@ def choose_compression(plan: Plan, source: Source, splits: Sequence[InputSplit])
 
 def save_rejects(staging: str, rejects: Sequence[Reject]) -> None:
     """Leaves the rows that are left out in staging, one JSON object a line."""
-    with open(Path(staging) / REJECTED, "w", encoding="utf-8") as file:
+    temporary = Path(staging) / f"{REJECTED}.{os.getpid()}.part"  # see write.EncodeSplit
+    with open(temporary, "w", encoding="utf-8") as file:
         for reject in rejects:
-            line = {"origin": reject.origin, "reason": reject.reason, "raw": reject.raw}
+            line = {"origin": printable(reject.origin), "reason": reject.reason, "raw": reject.raw}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    os.replace(temporary, Path(staging) / REJECTED)
 
 
 def mark(staging: str, stage: str, index: int, rows: int) -> None:

@@ -95,9 +95,12 @@ def _feature(name: str, feature: Feature) -> dict[str, Any]:
             f"the feature out (--schema), or leave the option out."
         )
     if feature.labels:
-        if any("\n" in label for label in feature.labels) or "/" in name:
+        if (
+            any(label != label.strip() or len(label.splitlines()) != 1 for label in feature.labels)
+            or "/" in name
+        ):
             raise SchemaError(
-                f"--tfds-metadata keeps class names one a line in {name}.labels.txt, got a line break or a slash in "
+                f"--tfds-metadata keeps class names one a line in {name}.labels.txt, got a line break, a slash, or blanks around "
                 f"them. Rename the class or the feature, or leave the option out."
             )
         label = {"numClasses": str(len(feature.labels))}

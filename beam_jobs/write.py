@@ -196,7 +196,8 @@ class WriteShard(beam.DoFn):
             (piece for piece in pieces if isinstance(piece, Piece)), key=lambda piece: piece.split
         )
         written = f"shard-{index}.json"  # there if a run that is resumed got so far
-        if (found := load(self.staging, written)) is not None:
+        found = load(self.staging, written)
+        if found is not None and path.exists():
             shard = Shard(**found)
         else:
             own = path.with_name(f"{name}.{os.getpid()}.part")  # see EncodeSplit

@@ -54,7 +54,8 @@ def _of_feature(
     for kind, what in (("nan", "NaN"), ("infinite", "infinite")):
         if count := statistics.get(kind):
             yield f"{count:,} values are {what}; one of them in a batch makes the loss NaN"
-    if statistics.get("distinct") == 1 and not nulls and num_records > 1:
+    constant = statistics.get("distinct") == 1 and not (nulls or statistics.get("nan"))
+    if constant and num_records > 1:
         yield "every record has the same value, so nothing can be learned from it"
     elif label and isinstance(statistics.get("counts"), Mapping):
         yield from _of_classes(feature, statistics["counts"])

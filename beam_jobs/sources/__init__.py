@@ -60,6 +60,11 @@ class SourceOptions:
     images: ImageOptions = ImageOptions()
 
 
+def printable(name: str) -> str:
+    """A name whose bytes that are no UTF-8 are written as escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputFile:
     """One file as it was when the conversion began.
@@ -184,7 +189,7 @@ class FileSource:
 
     def describe(self) -> dict[str, Any]:
         """What was read, as the manifest keeps it."""
-        files = [{"name": file.name, "num_bytes": file.num_bytes} for file in self.files]
+        files = [{"name": printable(file.name), "num_bytes": file.num_bytes} for file in self.files]
         return {"format": self.format, "files": files}
 
     def notices(self) -> list[str]:

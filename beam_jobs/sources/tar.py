@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn, SourceOptions, Wish, Wishes
+from beam_jobs.sources import (
+    SPLIT_BYTES,
+    InputFile,
+    InputSplit,
+    SourceColumn,
+    SourceOptions,
+    Wish,
+    Wishes,
+    printable,
+)
 from beam_jobs.sources.bad_rows import BadRow
 from beam_jobs.sources.compressed import open_bytes
 from beam_jobs.sources.fit import SPELLED, dtype_of
@@ -29,7 +38,7 @@ from beam_jobs.sources.jsonl import Mixed, json_array
 from beam_jobs.sources.npy_values import NpyField, feature_dtype, to_arrow
 from beam_jobs.sources.summary import ColumnSummary, summarize_array
 from beam_jobs.sources.tar_members import TarReader
-from beam_jobs.sources.tar_records import Fault, is_wanted, printable, records, values
+from beam_jobs.sources.tar_records import Fault, is_wanted, records, values
 from beam_jobs.sources.typed import Batch, TypedSource
 from tfpipe.errors import RecordError
 from tfpipe.schema import TEXT_DTYPES

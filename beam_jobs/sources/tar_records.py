@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs.sources import Wish, Wishes
+from beam_jobs.sources import Wish, Wishes, printable
 from beam_jobs.sources.bad_rows import RAW_CHARACTERS
 from beam_jobs.sources.jsonl import parse_object
 from beam_jobs.sources.npy_header import read_header, wrong_length
@@ -149,11 +149,6 @@ def is_wanted(feature: str, wishes: Wishes) -> bool:
         return wishes.of(feature).used
     inner = f"{feature}."
     return wishes.others.used or any(w.used and name.startswith(inner) for name, w in wishes.columns.items())
-
-
-def printable(name: str) -> str:
-    """A name whose bytes that are no UTF-8 are written as escapes."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _kind(feature: str) -> str:

@@ -200,7 +200,7 @@ def test_a_directory_at_work_is_refused(tmp_path, capfd, mode):
 KILLS = [
     (scan, "mark", 1), (scan, "mark", 3), (scan, "save_rejects", 1), (write, "mark", 1),
     (write, "mark", 4), (write, "write_shard", 1), (write, "write_shard", 5), (write, "verify_shard", 2),
-    (output, "save", 2), (output.os, "replace", 31), (output.os, "replace", 36), (output.shutil, "rmtree", 1),
+    (output, "save", 2), (output.os, "replace", 36), (output.os, "replace", 40), (output.shutil, "rmtree", 1),
 ]  # fmt: skip
 
 
@@ -428,3 +428,91 @@ def test_a_disk_that_is_full_is_told_and_the_old_dataset_stays(tmp_path, capfd):
         assert json.loads(before["manifest.json"])["splits"]["train"]["num_records"] == 500
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+# What a review found ----------------------------------------------------------------------------
+
+
+def test_staging_that_lost_how_it_was_begun_is_not_trusted(tmp_path, kill):
+    source = numbers_csv(tmp_path / "a.csv", 600)
+    after = kill(write, "write_shard", 5)
+    killed_call(tmp_path, source, "--num-shards", "7")
+    after()
+    (begun,) = (tmp_path / "out").glob(".staging-*/begun.json")
+    begun.unlink()
+    (tmp_path / "whole").mkdir()
+    numbers_csv(source, 600, first=1000)
+    assert call(tmp_path / "whole", source, "--seed", "1", "--num-shards", "7") == 0
+    assert call(tmp_path, source, "--seed", "1", "--num-shards", "7", "--resume") == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole" / "out")
+
+
+def test_an_interrupt_after_the_commit_deletes_nothing(tmp_path, monkeypatch):
+    def interrupted(source, target):
+        replace(source, target)
+        if Path(target) == tmp_path / "out" / "manifest.json":
+            raise KeyboardInterrupt
+
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", interrupted)
+    assert call(tmp_path, numbers_csv(tmp_path / "a.csv", 60)) == 130
+    assert num_records(tmp_path / "out") == 60
+
+
+def test_an_interrupt_as_the_old_manifest_goes_keeps_the_new_dataset(tmp_path, monkeypatch, capfd):
+    assert call(tmp_path, numbers_csv(tmp_path / "a.csv", 60)) == 0
+
+    def interrupted(path, *args, **kwargs):
+        unlink(path, *args, **kwargs)
+        if path == tmp_path / "out" / "manifest.json":
+            raise KeyboardInterrupt
+
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", interrupted)
+    source = numbers_csv(tmp_path / "b.csv", 30)
+    assert call(tmp_path, source, "--overwrite") == 130
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert "--resume goes on from it" in capfd.readouterr().err
+    assert call(tmp_path, source, "--resume") == 0
+    assert num_records(tmp_path / "out") == 30
+
+
+@pytest.mark.parametrize("then", ["succeeds", "fails first"])
+def test_overwriting_after_a_killed_publishing_beside_other_files(tmp_path, kill, then):
+    source = numbers_csv(tmp_path / "a.csv", 600)
+    assert call(tmp_path, source, "--num-shards", "9") == 0
+    (tmp_path / "out" / "README").write_text("mine")
+    after = kill(output.os, "replace", 36)
+    killed_call(tmp_path, source, "--num-shards", "7", "--overwrite")
+    after()
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    if then == "fails first":
+        (tmp_path / "bad.csv").write_text("a,b\n1\n")
+        assert call(tmp_path, tmp_path / "bad.csv", "--overwrite") == 1
+    small = numbers_csv(tmp_path / "b.csv", 20)
+    assert call(tmp_path, small, "--num-shards", "2", "--overwrite") == 0
+    assert num_records(tmp_path / "out") == 20
+    assert len(os.listdir(tmp_path / "out")) == 4
+
+
+def test_a_shard_that_is_gone_is_written_again(tmp_path, kill):
+    source = numbers_csv(tmp_path / "a.csv", 600)
+    (tmp_path / "whole").mkdir()
+    assert call(tmp_path / "whole", source, "--num-shards", "7") == 0
+    after = kill(write, "write_shard", 5)
+    killed_call(tmp_path, source, "--num-shards", "7")
+    after()
+    next((tmp_path / "out").glob(".staging-*/shards/train-*")).unlink()
+    assert call(tmp_path, source, "--num-shards", "7", "--resume") == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole" / "out")
+
+
+def test_names_that_are_no_utf8_are_written_as_escapes(tmp_path):
+    (tmp_path / "in").mkdir()
+    path = os.path.join(os.fsencode(tmp_path / "in"), b"x\xff.csv")
+    with open(path, "wb") as file:
+        file.write(b"a,b\n1,2\n3\n")
+    options = ["--on-error", "quarantine", "--max-rejected", "1"]
+    assert call(tmp_path, tmp_path / "in", *options) == 0
+    assert Manifest.load(tmp_path / "out").source["files"][0]["name"] == "x\\xff.csv"
+    assert "x\\\\xff.csv:3" in (tmp_path / "out" / "rejected.jsonl").read_text()
