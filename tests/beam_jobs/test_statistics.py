@@ -87,7 +87,7 @@ def test_they_are_what_the_values_are_however_they_are_cut(rows, data):
     for found in (counted(rows), counted(rows, cut)):
         for name, statistic in found.items():
             expected = plain(rows, name)
-            scale = max(abs(expected.get("min", 0)), abs(expected.get("max", 0)))
+            scale = max(abs(float(expected.get("min", 0))), abs(float(expected.get("max", 0))))
             for key in ("mean", "std", "mean_bytes", "mean_length"):
                 if key in expected:
                     assert statistic.pop(key) == pytest.approx(expected.pop(key), rel=1e-9, abs=1e-9 * scale)
