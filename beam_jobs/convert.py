@@ -197,17 +197,14 @@ def identity(
 ) -> dict[str, Any]:
     """What must be the same for a conversion to be resumed: all that its result depends on, as plain values."""
     files = repr([(os.path.abspath(file.path), file.num_bytes, file.modified_ns) for file in source.files])
-    asked = dataclasses.asdict(options) | {
-        name: getattr(request, name) for name in (field.name for field in dataclasses.fields(request))
-    }
-    asked["declared"] = request.declared and request.declared.to_json()
-    asked["packs"] = [dataclasses.asdict(pack) for pack in request.packs]
+    asked = dataclasses.asdict(options) | dataclasses.asdict(request)
     return asked | {
+        "declared": request.declared and request.declared.to_json(),
         "format": source.format,
         "input (names, sizes, times)": hashlib.sha256(files.encode("utf-8", "surrogateescape")).hexdigest(),
         "plan of input splits": hashlib.sha256(repr(list(splits)).encode()).hexdigest(),
         "columns": hashlib.sha256(repr(source.columns).encode()).hexdigest(),
-        "version": versions() | {"decoder": source.describe().get("decoder", "")},
+        "version": versions() | {"decoder": source.decoder},
     }
 
 

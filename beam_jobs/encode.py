@@ -272,7 +272,8 @@ def text_buffers(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return view, np.frombuffer(data, np.uint8) if data is not None and data.size else _NONE
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it: 7 bits a byte, the lowest first."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -283,14 +284,14 @@ def _varint(value: int) -> bytes:
 
 def _key(name: str) -> np.ndarray:
     key = name.encode()
-    return np.frombuffer(b"\x0a" + _varint(len(key)) + key, np.uint8)
+    return np.frombuffer(b"\x0a" + varint(len(key)) + key, np.uint8)
 
 
 def _head(name: str, tag: int, payload_bytes: int) -> bytes:
     """A map entry's bytes up to the payload: entry, key, Feature, list, and the list's one value."""
     key = _key(name).tobytes()
-    value = b"\x0a" + _varint(payload_bytes)
-    items = bytes([tag]) + _varint(len(value) + payload_bytes) + value
-    feature = b"\x12" + _varint(len(items) + payload_bytes) + items
+    value = b"\x0a" + varint(payload_bytes)
+    items = bytes([tag]) + varint(len(value) + payload_bytes) + value
+    feature = b"\x12" + varint(len(items) + payload_bytes) + items
     entry = key + feature
-    return b"\x0a" + _varint(len(entry) + payload_bytes) + entry
+    return b"\x0a" + varint(len(entry) + payload_bytes) + entry

@@ -6,7 +6,6 @@ Nothing is read but a declared schema, so wrong usage is told before any work.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
 
@@ -15,12 +14,12 @@ from beam_jobs.plan import MOST_REJECTED, Request
 from beam_jobs.sources import ImageOptions, SourceOptions
 from beam_jobs.sources.find import FORMATS
 from beam_jobs.write import ISAL_MAX_LEVEL, MAX_LEVEL
-from tfpipe.errors import SchemaError, UsageError
-from tfpipe.schema import Schema
+from tfpipe.errors import UsageError
+from tfpipe.manifest import SPLIT_NAME
+from tfpipe.schema import read_schema
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
 _COMPRESSIONS = {"auto": "auto", "gzip": "GZIP", "zlib": "ZLIB", "none": ""}
-_SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -206,7 +205,7 @@ def parse_splits(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
             fraction = float(number)
         except ValueError:
             fraction = -1.0
-        if not _SPLIT_NAME.fullmatch(name) or not 0 < fraction <= 1 or name in splits:
+        if not SPLIT_NAME.fullmatch(name) or not 0 < fraction <= 1 or name in splits:
             raise UsageError(
                 f"--split must have the form NAME=FRACTION, each name once, fractions above 0 and up to 1, got {text!r}."
             )
@@ -233,22 +232,6 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise UsageError(f"--shard-bytes must be at least 1, got {text!r}.")
     return size
-
-
-def read_schema(path: str) -> Schema:
-    """Reads a declared schema.
-
-    Raises:
-        SchemaError: no JSON, or no schema.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            obj = json.load(file)
-    except OSError as error:
-        raise UsageError(f"--schema must name a readable file, got {error.strerror} ({path}).") from None
-    except ValueError as error:
-        raise SchemaError(f"a schema must be JSON, got {error} ({path}).") from None
-    return Schema.from_json(obj, where=path)
 
 
 def check_beam_args(beam_args: Sequence[str]) -> None:

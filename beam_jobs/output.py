@@ -33,9 +33,8 @@ from beam_jobs.outcome import FAILED, PLAN_FAILURE, RESULTS, load, mark_failed, 
 from beam_jobs.scan import REJECTED
 from beam_jobs.write import SHARDS
 from tfpipe.errors import OutputError
-from tfpipe.manifest import FILE_NAME, INDEX_FORMAT, Manifest
+from tfpipe.manifest import FILE_NAME, INDEX_FORMAT, STAGING_PREFIX, Manifest
 
-STAGING_PREFIX = ".staging-"
 # In staging: how the run was begun; and, once all shards are verified, the names that give way to them.
 BEGUN, PUBLISHING = "begun.json", "publishing.json"
 # In the manifest's source: files beside the shards.

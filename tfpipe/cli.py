@@ -119,9 +119,10 @@ def _index(options: argparse.Namespace) -> int:
 
     from tfpipe.cpus import usable_cpus
     from tfpipe.errors import UsageError
-    from tfpipe.index import index, parse_split_patterns, read_schema
+    from tfpipe.index import index, parse_split_patterns
     from tfpipe.inspection import show, summarize
     from tfpipe.progress import Progress
+    from tfpipe.schema import read_schema
 
     if options.processes is not None and options.processes < 1:
         raise UsageError(f"--processes must be at least 1, got {options.processes}.")

@@ -41,6 +41,11 @@ def data_warnings(manifest: Manifest) -> list[str]:
     return found
 
 
+def is_label(name: str, feature: Feature) -> bool:
+    """Whether a feature is what is to be learned, as far as its classes or its name tell."""
+    return feature.shape == () and (feature.labels is not None or name.lower() in LABEL_NAMES)
+
+
 def _of_feature(
     name: str, feature: Feature, statistics: Mapping[str, Any], num_records: int
 ) -> Iterator[str]:
@@ -48,7 +53,7 @@ def _of_feature(
     if nulls and nulls == num_records:
         yield "every value is missing"
         return
-    label = feature.shape == () and (feature.labels is not None or name.lower() in LABEL_NAMES)
+    label = is_label(name, feature)
     if label and nulls:
         yield f"{nulls:,} of {num_records:,} records have no label; fill or drop them, they are no class 0"
     for kind, what in (("nan", "NaN"), ("infinite", "infinite")):

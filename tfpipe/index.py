@@ -14,9 +14,7 @@ there, what it alone knew stays where it still holds.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,10 +25,8 @@ from tfpipe.example_summary import ExampleSummary
 from tfpipe.index_files import find_tfrecord_files, name_some, only_compression
 from tfpipe.index_read import read_files
 from tfpipe.index_schema import check_declared, infer_schema, remarks, unfit
-from tfpipe.manifest import FILE_NAME, INDEX_FORMAT, Manifest, Shard, Split
+from tfpipe.manifest import FILE_NAME, INDEX_FORMAT, SPLIT_NAME, Manifest, Shard, Split, check_finished
 from tfpipe.schema import Schema
-
-_SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def index(
@@ -60,7 +56,7 @@ def index(
 
     Raises:
         UsageError: a split's name or pattern is wrong, or a pattern matches no file.
-        ManifestError: no TFRecord files, a manifest that is there already, an unfinished
+        ManifestError: no TFRecord files, a manifest that is there already, an check_finished
             conversion, or files of different compressions.
         ShardError: a file is damaged or can't be read; names file, record and offset.
         RecordError: a record is no tf.train.Example.
@@ -142,29 +138,13 @@ def parse_split_patterns(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     patterns = []
     for text in texts:
         name, _, pattern = text.partition("=")
-        if not _SPLIT_NAME.fullmatch(name) or not pattern or "/" in pattern:
+        if not SPLIT_NAME.fullmatch(name) or not pattern or "/" in pattern:
             raise UsageError(
                 f"--split must have the form NAME=GLOB, like test='*-eval-*', with a pattern of file names, "
                 f"got {text!r}."
             )
         patterns.append((name, pattern))
     return tuple(patterns)
-
-
-def read_schema(path: str | os.PathLike[str]) -> Schema:
-    """Reads a declared schema.
-
-    Raises:
-        UsageError: the file can't be read.
-        SchemaError: no JSON, or no schema.
-    """
-    try:
-        obj = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--schema must name a readable file, got {error.strerror} ({path}).") from None
-    except ValueError as error:
-        raise SchemaError(f"a schema must be JSON, got {error} ({path}).") from None
-    return Schema.from_json(obj, where=str(path))
 
 
 def _check_directory(directory: Path, overwrite: bool) -> None:
@@ -175,11 +155,7 @@ def _check_directory(directory: Path, overwrite: bool) -> None:
         raise ManifestError(
             f"a directory must have no {FILE_NAME} yet, got one ({directory}). Add --overwrite to replace it."
         )
-    if staging := sorted(directory.glob(".staging-*")):
-        raise ManifestError(
-            f"a directory must hold finished files, got a conversion that did not finish "
-            f"({directory}: {staging[0].name}). Run the conversion again, or remove what it left."
-        )
+    check_finished(directory)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise OutputError(f"a directory must be writable to get its {FILE_NAME}, got none ({directory}).")
 

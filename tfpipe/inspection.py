@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfpipe.data_quality import LABEL_NAMES, data_warnings
+from tfpipe.data_quality import data_warnings, is_label
 from tfpipe.manifest import Manifest
 from tfpipe.schema import Feature
 
@@ -83,7 +83,8 @@ def show(manifest: Manifest, summary: Mapping[str, Any]) -> None:
         )
     console.print(table)
     table = Table("feature", "dtype", "shape", "encoding", "nullable", "nulls")
-    cells = {name: _columns(found) for name, found in _found(summary).items()}
+    statistics = _found(summary)
+    cells = {name: _columns(found) for name, found in statistics.items()}
     for name, feature in manifest.schema.features.items():
         shape = "×".join("?" if size is None else str(size) for size in feature.shape) or "scalar"
         nulls = cells[name].get("nulls", "")
@@ -98,8 +99,8 @@ def show(manifest: Manifest, summary: Mapping[str, Any]) -> None:
             table.add_row(escape(name), *(escape(row.get(key, "")) for key in keys))
         console.print(table)
     for name, feature in manifest.schema.features.items():
-        counts = _found(summary)[name].get("counts")
-        if counts and (feature.labels is not None or name.lower() in LABEL_NAMES):
+        counts = statistics[name].get("counts")
+        if counts and is_label(name, feature):
             console.print(_histogram(name, feature, counts))
     for warning in summary["warnings"]:
         console.print(f"[yellow]warning:[/] {escape(warning)}")

@@ -32,6 +32,9 @@ FORMAT = "tfpipe-dataset"
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
 INDEX_FORMAT = "index"  # the source's format where the shards are somebody else's files, by their own names
+# Where the converter works, in the output directory, until all is whole.
+STAGING_PREFIX = ".staging-"
+SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<index>\d{5,})-of-(?P<total>\d{5,})\.tfrecord(\.gz|\.zlib)?")
 
 
@@ -377,6 +380,22 @@ def _split_from_json(name: str, obj: Mapping[str, Any], compression: str | None,
     return split
 
 
+def check_finished(directory: str | os.PathLike[str]) -> None:
+    """Makes sure that no conversion into a directory is at work, or was left unfinished.
+
+    Args:
+        directory: of files without a manifest.
+
+    Raises:
+        ManifestError: one is.
+    """
+    if staging := sorted(name for name in os.listdir(directory) if name.startswith(STAGING_PREFIX)):
+        raise ManifestError(
+            f"a directory must hold finished files, got a conversion that did not finish "
+            f"({os.path.join(directory, staging[0])}). Run it again, or remove what it left."
+        )
+
+
 def _describe_absence(directory: Path) -> str:
     if not directory.exists():
         return f"a dataset directory must exist, got none ({directory}). Convert it with beam_jobs.convert."
@@ -384,7 +403,7 @@ def _describe_absence(directory: Path) -> str:
         return f"a dataset must be a directory with a {FILE_NAME}, got a file ({directory})."
     names = sorted(entry.name for entry in os.scandir(directory))
     shards = [name for name in names if _SHARD_NAME.fullmatch(name)]
-    staging = [name for name in names if name.startswith(".staging-")]
+    staging = [name for name in names if name.startswith(STAGING_PREFIX)]
     if staging or shards:
         found = ", ".join((staging + shards)[:3])
         return (

@@ -17,11 +17,13 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tfpipe.errors import SchemaError
+from tfpipe.errors import SchemaError, UsageError
 
 # Bytes of one element. `string` is UTF-8 text, `bytes` is opaque; both are tf.string.
 ITEMSIZE_BYTES = {
@@ -228,3 +230,25 @@ class Schema:
 def _shorten(obj: Any, limit: int = 80) -> str:
     text = repr(obj)
     return text if len(text) <= limit else text[:limit] + "..."
+
+
+def read_schema(path: str | os.PathLike[str]) -> Schema:
+    """Reads a declared schema.
+
+    Args:
+        path: of a JSON file in the manifest's form.
+
+    Returns:
+        The schema.
+
+    Raises:
+        UsageError: the file can't be read.
+        SchemaError: no JSON, or no schema.
+    """
+    try:
+        obj = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--schema must name a readable file, got {error.strerror} ({path}).") from None
+    except ValueError as error:
+        raise SchemaError(f"a schema must be JSON, got {error} ({path}).") from None
+    return Schema.from_json(obj, where=str(path))

@@ -12,7 +12,7 @@ to Beam workers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -111,6 +111,25 @@ class InputSplit:
     rows_before: int = 0
 
 
+def plan_records(files: Iterable[tuple[int, int, bool]]) -> list[InputSplit]:
+    """Plans the splits of files whose records all have one size.
+
+    Args:
+        files: of each (or of each pair that is read together) its records, their bytes, and whether
+            it can be read from any of them on.
+
+    Returns:
+        The splits, in the order of the records.
+    """
+    splits: list[InputSplit] = []
+    for index, (num_records, record_bytes, splittable) in enumerate(files):
+        step = max(1, SPLIT_BYTES // max(1, record_bytes) if splittable else num_records)
+        for start in range(0, num_records, step):
+            stop = min(num_records, start + step)
+            splits.append(InputSplit(index=len(splits), file=index, start=start, stop=stop))
+    return splits
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumn:
     """A column as its source has it.
@@ -183,6 +202,11 @@ class FileSource:
         return False
 
     @property
+    def decoder(self) -> str:
+        """Name and version of what decodes its values, where their bytes depend on it; "" for nothing."""
+        return ""
+
+    @property
     def schema(self) -> Schema | None:
         """Of the final features, where the source is a dataset that has one."""
         return None
@@ -210,6 +234,10 @@ class Source(Protocol):
 
     @property
     def is_compressed(self) -> bool:
+        """See `FileSource`."""
+
+    @property
+    def decoder(self) -> str:
         """See `FileSource`."""
 
     @property

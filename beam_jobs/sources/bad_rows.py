@@ -17,6 +17,19 @@ from typing import Any
 RAW_CHARACTERS = 1000
 
 
+class Fault(Exception):
+    """Why a record can't be taken.
+
+    Attributes:
+        problem: what must hold and what was found.
+        remedy: what to do.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem, self.remedy = problem, remedy
+
+
 class Misfit(Exception):
     """A value that does not fit what its column must hold.
 

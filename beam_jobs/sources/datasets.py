@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 from beam_jobs.sources import SourceColumn
 from tfpipe.errors import ManifestError, SchemaError, UsageError
-from tfpipe.manifest import FILE_NAME, FORMAT, Manifest, Shard
+from tfpipe.manifest import FILE_NAME, FORMAT, Manifest, Shard, check_finished
 from tfpipe.schema import Feature, Schema
 
 # Files of a dataset that hold none of its records.
 _BESIDE = (FILE_NAME, "rejected.jsonl")
-_STAGING_PREFIX = ".staging-"  # see beam_jobs.output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,11 +117,7 @@ def describe(paths: Sequence[str]) -> Described:
     }
     found = {directory: manifest for directory, manifest in manifests.items() if manifest is not None}
     for directory in manifests.keys() - found.keys():
-        if staging := sorted(n for n in os.listdir(directory or ".") if n.startswith(_STAGING_PREFIX)):
-            raise ManifestError(
-                f"a directory must hold finished files, got a conversion that did not finish "
-                f"({os.path.join(directory, staging[0])}). Run it again, or remove what it left."
-            )
+        check_finished(directory or ".")
     if not found:
         return Described(compressions=(None,) * len(paths), shards=(None,) * len(paths))
     if loose := [path for path in paths if os.path.dirname(path) not in found]:
@@ -130,28 +125,23 @@ def describe(paths: Sequence[str]) -> Described:
             f"input files must be of datasets with a {FILE_NAME} or all without one, got {next(iter(found))} with "
             f"one and {loose[0]}. Convert them apart, or describe the others first: tfpipe index DIR"
         )
-    shards = {
-        (directory, shard.name): shard
+    listed = {
+        (directory, shard.name): (name, shard)
         for directory, manifest in found.items()
-        for split in manifest.splits.values()
+        for name, split in manifest.splits.items()
         for shard in split.shards
     }
-    if unlisted := [path for path in paths if os.path.split(path) not in shards]:
+    if unlisted := [path for path in paths if os.path.split(path) not in listed]:
         raise ManifestError(
             f"a file beside a {FILE_NAME} must be listed in it, got one that is not ({unlisted[0]}). It is no part "
             f"of that dataset: move it away to convert it."
         )
     schema, units = _common(found)
-    splits = {
-        (directory, shard.name): name
-        for directory, manifest in found.items()
-        for name, split in manifest.splits.items()
-        for shard in split.shards
-    }
+    splits, shards = zip(*(listed[os.path.split(path)] for path in paths), strict=True)
     return Described(
-        splits=tuple(dict.fromkeys(splits[os.path.split(path)] for path in paths)),
+        splits=tuple(dict.fromkeys(splits)),
         compressions=tuple(found[os.path.dirname(path)].compression for path in paths),
-        shards=tuple(shards[os.path.split(path)] for path in paths),
+        shards=shards,
         schema=schema,
         columns=tuple(_column(name, feature, units[name]) for name, feature in schema.features.items()),
     )

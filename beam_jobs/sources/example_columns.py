@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs.encode import RECORD_MAX_BYTES
+from beam_jobs.encode import RECORD_MAX_BYTES, varint
 from beam_jobs.sources import example_kernels as k
+from beam_jobs.sources.fit import list_offsets
 from tfpipe.errors import RecordError
 from tfpipe.examples import Values, parse_example
 from tfpipe.schema import ITEMSIZE_BYTES
@@ -137,8 +138,9 @@ def column(parsed: Parsed, name: str, form: Form) -> tuple[pa.Array, dict[int, t
     if form.shape == ():
         places = pa.array(np.cumsum(lengths) - lengths, mask=~valid)
         return values if valid.all() else values.take(places), faults
-    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-    return pa.ListArray.from_arrays(offsets, values, mask=None if valid.all() else pa.array(~valid)), faults
+    return pa.ListArray.from_arrays(
+        list_offsets(lengths), values, mask=None if valid.all() else pa.array(~valid)
+    ), faults
 
 
 def _check(lines: np.ndarray, form: Form) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
@@ -254,8 +256,4 @@ def _feature(values: Values) -> bytes:
 
 
 def _message(tag: int, content: bytes) -> bytes:
-    head, size = bytearray([tag]), len(content)
-    while size >= 0x80:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([*head, size]) + content
+    return bytes([tag]) + varint(len(content)) + content

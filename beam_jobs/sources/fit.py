@@ -83,7 +83,7 @@ def flatten(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None]:
         size = int(sizes[0]) if len(sizes) else 0
         inner.append(size)
         mask = pc.is_null(array) if array.null_count else None
-        array = pa.ListArray.from_arrays(_offsets(lengths * size), elements.flatten(), mask=mask)
+        array = pa.ListArray.from_arrays(list_offsets(lengths * size), elements.flatten(), mask=mask)
         if not size:
             return _flat_type(array), None
     return array, tuple(inner)
@@ -95,12 +95,13 @@ def _flat_type(array: pa.Array) -> pa.Array:
     while is_list(kind):
         kind = kind.value_type
     return array.cast(pa.list_(kind)) if kind == array.type.value_type else pa.ListArray.from_arrays(
-        _offsets(np.zeros(len(array), np.int64)), pa.nulls(0, kind),
+        list_offsets(np.zeros(len(array), np.int64)), pa.nulls(0, kind),
         mask=pc.is_null(array) if array.null_count else None,
     )  # fmt: skip
 
 
-def _offsets(lengths: np.ndarray) -> pa.Array:
+def list_offsets(lengths: np.ndarray) -> pa.Array:
+    """Where each list starts, and where the last one ends, from their lengths: int32[n + 1]."""
     return pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
 
 
@@ -162,7 +163,7 @@ def _reshape(
         wrong = valid & (lengths % max(math.prod(size or 1 for size in shape[1:]), 1) != 0)
         if wrong.any():
             raise _misfit(array, int(wrong.argmax()), f"a list of shape {_written(shape)}", "Correct it.")
-        return pa.ListArray.from_arrays(_offsets(lengths), values, mask=mask)
+        return pa.ListArray.from_arrays(list_offsets(lengths), values, mask=mask)
     size = math.prod(size or 0 for size in shape)
     wrong = valid & (lengths != size)
     if wrong.any():

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn, SourceOptions, Wishes
+from beam_jobs.sources import InputFile, InputSplit, SourceColumn, SourceOptions, Wishes, plan_records
 from beam_jobs.sources.compressed import open_bytes, read_bytes, skip_bytes
 from beam_jobs.sources.typed import Batch, TypedSource
 from tfpipe.errors import RecordError
@@ -63,16 +63,14 @@ class IdxSource(TypedSource):
 
     def plan(self) -> list[InputSplit]:
         """Plans the splits; see `Source`."""
-        splits: list[InputSplit] = []
-        for index, group in enumerate(self.groups):
-            total = group[0].num_records
-            step = max(1, SPLIT_BYTES // max(1, sum(array.record_bytes for array in group)))
-            if any(self.files[array.file].compression for array in group):
-                step = total
-            for start in range(0, total, max(step, 1)):
-                stop = min(total, start + step)
-                splits.append(InputSplit(index=len(splits), file=index, start=start, stop=stop))
-        return splits
+        return plan_records(
+            (
+                group[0].num_records,
+                sum(array.record_bytes for array in group),
+                not any(self.files[array.file].compression for array in group),
+            )
+            for group in self.groups
+        )
 
     def origin(self, split: InputSplit, row: int) -> str:
         """Names a record, the first is 1; see `Source`."""

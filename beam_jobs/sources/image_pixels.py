@@ -39,6 +39,7 @@ from PIL import (
 )
 
 from beam_jobs.sources import ImageOptions
+from beam_jobs.sources.bad_rows import Fault
 from beam_jobs.sources.image_files import (
     PNG_CHANNELS,
     PNG_GREY,
@@ -78,17 +79,8 @@ _PNG_COLOURS = {channels: colour for colour, channels in PNG_CHANNELS.items()}
 _SUB_FILTER = 1
 
 
-class BadImage(Exception):
-    """A file that can't be taken.
-
-    Attributes:
-        problem: what must hold and what was found.
-        remedy: what to do.
-    """
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem, remedy)
-        self.problem, self.remedy = problem, remedy
+class BadImage(Fault):
+    """A file that is no image, or none that can be taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

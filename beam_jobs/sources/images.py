@@ -102,13 +102,18 @@ class ImageSource(TypedSource):
         """Names a file; see `Source`."""
         return self.files[split.start + row - 1].path
 
+    @property
+    def decoder(self) -> str:
+        """See `FileSource`."""
+        return f"pillow {PIL.__version__}"
+
     def describe(self) -> dict[str, Any]:
         """Totals and images by class, bad ones among them; a list of all files may be a large part of them."""
         described: dict[str, Any] = {
             "format": self.format,
             "num_files": len(self.files),
             "num_bytes": sum(file.num_bytes for file in self.files),
-            "decoder": f"pillow {PIL.__version__}",
+            "decoder": self.decoder,
         }
         if self.classes:
             described["classes"] = self._class_sizes()

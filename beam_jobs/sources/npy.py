@@ -19,7 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs.sources import SPLIT_BYTES, InputFile, InputSplit, SourceColumn, SourceOptions, Wishes
+from beam_jobs.sources import (
+    SPLIT_BYTES,
+    InputFile,
+    InputSplit,
+    SourceColumn,
+    SourceOptions,
+    Wishes,
+    plan_records,
+)
 from beam_jobs.sources.bad_rows import BadRow
 from beam_jobs.sources.npy_files import NpyArray, is_zip, read_npy, read_npz
 from beam_jobs.sources.npy_records import RecordReader, check_sum, open_zip
@@ -43,16 +51,10 @@ class NpySource(TypedSource):
 
     def plan(self) -> list[InputSplit]:
         """Plans the splits; see `Source`."""
-        splits: list[InputSplit] = []
-        for index, group in enumerate(self.groups):
-            total = group[0].num_records
-            step = max(1, SPLIT_BYTES // _record_bytes(group))
-            if any(array.start < 0 for array in group):
-                step = max(1, total)
-            for start in range(0, total, step):
-                stop = min(total, start + step)
-                splits.append(InputSplit(index=len(splits), file=index, start=start, stop=stop))
-        return splits
+        return plan_records(
+            (group[0].num_records, _record_bytes(group), all(array.start >= 0 for array in group))
+            for group in self.groups
+        )
 
     def origin(self, split: InputSplit, row: int) -> str:
         """Names a record, the first is 1; see `Source`."""

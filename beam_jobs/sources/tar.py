@@ -31,14 +31,14 @@ from beam_jobs.sources import (
     Wishes,
     printable,
 )
-from beam_jobs.sources.bad_rows import BadRow
+from beam_jobs.sources.bad_rows import BadRow, Fault
 from beam_jobs.sources.compressed import open_bytes
-from beam_jobs.sources.fit import SPELLED, dtype_of
+from beam_jobs.sources.fit import SPELLED, dtype_of, list_offsets
 from beam_jobs.sources.jsonl import Mixed, json_array
 from beam_jobs.sources.npy_values import NpyField, feature_dtype, to_arrow
 from beam_jobs.sources.summary import ColumnSummary, summarize_array
 from beam_jobs.sources.tar_members import TarReader
-from beam_jobs.sources.tar_records import Fault, is_wanted, records, values
+from beam_jobs.sources.tar_records import is_wanted, records, values
 from beam_jobs.sources.typed import Batch, TypedSource
 from tfpipe.errors import RecordError
 from tfpipe.schema import TEXT_DTYPES
@@ -295,11 +295,7 @@ def _lists(values: pa.Array, shapes: Sequence[tuple[int, ...] | None]) -> pa.Arr
             values = pa.FixedSizeListArray.from_arrays(values, sizes.pop())
         else:
             lengths = [np.full(math.prod(shape[:level]), shape[level]) for shape in present]
-            values = pa.ListArray.from_arrays(_offsets(np.concatenate(lengths)), values)
+            values = pa.ListArray.from_arrays(list_offsets(np.concatenate(lengths)), values)
     lengths = np.array([0 if shape is None else shape[0] for shape in shapes])
     mask = pa.array([shape is None for shape in shapes]) if None in shapes else None
-    return pa.ListArray.from_arrays(_offsets(lengths), values, mask=mask)
-
-
-def _offsets(lengths: np.ndarray) -> pa.Array:
-    return pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+    return pa.ListArray.from_arrays(list_offsets(lengths), values, mask=mask)

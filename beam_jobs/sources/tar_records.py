@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from beam_jobs.sources import Wish, Wishes, printable
-from beam_jobs.sources.bad_rows import RAW_CHARACTERS
+from beam_jobs.sources.bad_rows import RAW_CHARACTERS, Fault
 from beam_jobs.sources.jsonl import parse_object
 from beam_jobs.sources.npy_header import read_header, wrong_length
 from beam_jobs.sources.npy_values import MAX_DIMENSIONS, RECORD_MAX_BYTES, feature_dtype, refused
@@ -37,19 +37,6 @@ _INTEGERS = ("cls", "cls2", "id", "index", "inx")
 # No leading zeros: they would be lost.
 _INTEGER = re.compile(rb"\s*(0|-?[1-9][0-9]*)\s*")
 _SHOWN = 60
-
-
-class Fault(Exception):
-    """Why a record can't be taken.
-
-    Attributes:
-        problem: what must hold and what was found.
-        remedy: what to do.
-    """
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem, remedy)
-        self.problem, self.remedy = problem, remedy
 
 
 @dataclass(kw_only=True)

@@ -120,6 +120,7 @@ def expected(arrays=ARRAYS):
 @pytest.mark.parametrize("compressed", [False, True], ids=["stored", "deflated"])
 def test_every_dtype(tmp_path, compressed, monkeypatch):
     monkeypatch.setattr(npy, "SPLIT_BYTES", 1000)
+    monkeypatch.setattr("beam_jobs.sources.SPLIT_BYTES", 1000)
     monkeypatch.setattr(npy, "BATCH_BYTES", 2000)
     path = write_npz(tmp_path / "a.npz", compressed=compressed, **ARRAYS)
     assert len(opened(path).plan()) == (1 if compressed else 8)
@@ -156,6 +157,7 @@ def test_a_dataset_of_it_holds_the_arrays(tmp_path):
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 def test_files_side_by_side(tmp_path, compress, version, monkeypatch):
     monkeypatch.setattr(npy, "SPLIT_BYTES", 100)
+    monkeypatch.setattr("beam_jobs.sources.SPLIT_BYTES", 100)
     for name in ("n", "image", "fortran"):
         (tmp_path / f"{name}.npy{'' if compress is bytes else '.z'}").write_bytes(
             compress(npy_bytes(ARRAYS[name], version))
@@ -205,6 +207,7 @@ def test_a_structured_array_gives_its_fields(tmp_path):
 @pytest.mark.parametrize("compressed", [False, True], ids=["stored", "deflated"])
 def test_a_structured_array_in_fortrans_order(tmp_path, compressed, monkeypatch):
     monkeypatch.setattr(npy, "SPLIT_BYTES", 20)
+    monkeypatch.setattr("beam_jobs.sources.SPLIT_BYTES", 20)
     array = np.zeros((6, 2), np.dtype([("a", ">i2"), ("b", "S3")]), order="F")
     array["a"], array["b"] = np.arange(12).reshape(6, 2), b"a\0b"
     rows, _ = read_all(opened(write_npz(tmp_path / "a.npz", compressed=compressed, x=array)))
@@ -266,6 +269,7 @@ def test_values_of_any_array_come_back_exactly(
     tmp_path, arrays, compressed, split_bytes, batch_bytes, monkeypatch
 ):
     monkeypatch.setattr(npy, "SPLIT_BYTES", split_bytes)
+    monkeypatch.setattr("beam_jobs.sources.SPLIT_BYTES", split_bytes)
     monkeypatch.setattr(npy, "BATCH_BYTES", batch_bytes)
     path = write_npz(tmp_path / "p.npz", compressed=compressed, **arrays)
     rows, features = read_all(opened(path))

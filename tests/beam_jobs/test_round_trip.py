@@ -150,9 +150,8 @@ def test_parquet_in_many_row_groups_and_files(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gz"])
 def test_idx_pairs_images_with_labels(tmp_path, compress, monkeypatch):
-    from beam_jobs.sources import idx
 
-    monkeypatch.setattr(idx, "SPLIT_BYTES", 100)
+    monkeypatch.setattr("beam_jobs.sources.SPLIT_BYTES", 100)
     images = np.arange(50 * 2 * 3, dtype=np.uint32).astype(np.uint8).reshape(50, 2, 3)
     head = struct.pack(">4B3I", 0, 0, 8, 3, 50, 2, 3)
     (tmp_path / "t-images-idx3-ubyte").write_bytes(compress(head + images.tobytes()))

@@ -9,10 +9,10 @@ from tfpipe import index_read
 from tfpipe.cli import main
 from tfpipe.config import PipelineConfig
 from tfpipe.errors import ManifestError, OutputError, RecordError, SchemaError, ShardError, UsageError
-from tfpipe.index import index, parse_split_patterns, read_schema
+from tfpipe.index import index, parse_split_patterns
 from tfpipe.manifest import FILE_NAME, Manifest
 from tfpipe.pipeline import make_dataset
-from tfpipe.schema import Feature, Schema
+from tfpipe.schema import Feature, Schema, read_schema
 from tfpipe.tfrecord import ShardReader
 
 LABELLED = Schema(features={"id": Feature(dtype="int64"), "name": Feature(dtype="string", nullable=True)})
