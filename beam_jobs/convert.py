@@ -65,7 +65,7 @@ def _command(argv: Sequence[str]) -> None:
         signal.signal(signal.SIGTERM, _interrupt)
     try:
         convert(inputs=args.input, output=args.output, options=options, request=request, mode=args.mode,
-                beam_args=beam_args, json_file=args.json)  # fmt: skip
+                beam_args=beam_args, json_file=args.json, pieces=args.pieces)  # fmt: skip
     except OSError as error:  # a full disk, a file that is gone: for the user, not a fault of ours
         raise Failure.of(error).to_error() from error
 
@@ -83,6 +83,7 @@ def convert(
     mode: str = "new",
     beam_args: Sequence[str] = (),
     json_file: str | None = None,
+    pieces: str = "auto",
 ) -> Manifest:
     """Converts files into a dataset directory.
 
@@ -92,8 +93,9 @@ def convert(
         options: how to read the input.
         request: what to make of it.
         mode: "new", "overwrite" or "resume"; see `output.OutputDirectory`.
-        beam_args: for Beam's local runner.
+        beam_args: for Beam: its runner and that runner's options.
         json_file: where a summary goes as JSON, if anywhere.
+        pieces: "inline", "files" or "auto"; see `pieces.py`.
 
     Returns:
         The manifest that was published.
@@ -123,7 +125,7 @@ def convert(
             with Progress(directory.staging, num_splits=len(splits), num_bytes=num_bytes) as progress:
                 plan, shards = run(
                     source=source, splits=splits, wishes=wishes, request=request,
-                    staging=directory.staging, beam_args=beam_args, watch=progress.update,
+                    staging=directory.staging, beam_args=beam_args, watch=progress.update, pieces=pieces,
                 )  # fmt: skip
             check_unchanged(source)
             manifest = make_manifest(request, source, plan, shards, ignored)

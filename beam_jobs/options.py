@@ -26,7 +26,7 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Parses the command line; what this parser doesn't know is Beam's."""
     parser = argparse.ArgumentParser(
         prog="tfpipe-convert", description=f"Converts files ({', '.join(FORMATS)}) into a sharded, verified dataset directory.", allow_abbrev=False,
-        epilog="Anything else goes to Beam, e.g. --direct_num_workers 4 or --direct_running_mode in_memory.",
+        epilog="Anything else goes to Beam, e.g. --direct_num_workers 4, or --runner DaskRunner with its options.",
     )  # fmt: skip
     add = parser.add_argument
     add(
@@ -83,6 +83,8 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help="how many rows may go there before the conversion fails, e.g. 100 or 0.1%%; with quarantine")  # fmt: skip
     add("--tfds-metadata", action="store_true",
         help="write what tfds.builder_from_directory needs, too; implies --compression none")  # fmt: skip
+    add("--pieces", choices=("auto", "inline", "files"), default="auto",
+        help="whether encoded records travel through the runner (default on an engine) or as files in the output")  # fmt: skip
     add("--json", metavar="FILE", help="write a summary as JSON")
     return parser.parse_known_args(argv)
 
@@ -235,15 +237,21 @@ def parse_size(text: str) -> int:
 
 
 def check_beam_args(beam_args: Sequence[str]) -> None:
-    """Refuses what Beam doesn't know either, and other runners than the pinned one.
+    """Refuses what Beam doesn't know either, and runners that are not known to work.
 
     Raises:
         UsageError: an unknown option or runner.
     """
     if not beam_args:
         return
-    from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+    from apache_beam.options.pipeline_options import PipelineOptions
 
+    from beam_jobs.engines import engine_of, engine_options
+
+    if engine := engine_of(beam_args):
+        engine_options(
+            beam_args, engine, 1
+        )  # tells a package that is missing, and brings the engine's options
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for cls in PipelineOptions.__subclasses__():
         try:
@@ -257,9 +265,4 @@ def check_beam_args(beam_args: Sequence[str]) -> None:
     if unknown:
         raise UsageError(
             f"an option must be one of this command's (--help) or of Beam's, got {' '.join(unknown)}."
-        )
-    runner = PipelineOptions(list(beam_args)).view_as(StandardOptions).runner
-    if runner and runner.rsplit(".", 1)[-1] not in ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner"):
-        raise UsageError(
-            f"--runner must be FnApiRunner, the local runner that this command pins, got {runner!r}."
         )

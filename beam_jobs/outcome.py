@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import platform
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def save(staging: str, name: str, content: Any, *, durable: bool = False) -> Non
     Raises:
         OSError: it can't be written.
     """
-    temporary = Path(staging) / f"{name}.{os.getpid()}.part"
+    temporary = Path(staging) / f"{name}{unfinished()}"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(content, file)
         if durable:
@@ -88,6 +89,11 @@ def load(staging: str, name: str) -> Any:
         return json.loads((Path(staging) / name).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
+
+
+def unfinished() -> str:
+    """What ends a file's name until it is whole: of this process alone, on whichever machine it runs."""
+    return f".{platform.node()}-{os.getpid()}.part"
 
 
 def mark_failed(staging: str) -> None:

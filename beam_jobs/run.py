@@ -1,40 +1,41 @@
-"""Both passes as one Beam pipeline on the local runner, pinned.
+"""Both passes as Beam pipelines: one on the local runner, pinned; one a pass on an engine of several machines.
 
     Create(InputSplit) --ScanSplit--> all scans --MakePlan--> Plan
                        --EncodeSplit(Plan)--> (shard, Piece) --GroupByKey--> WriteShard --> results
 
-One pipeline, so that the worker processes start once: the plan reaches pass 2 as a side input,
-which no split of pass 2 can start without. Failures are elements (`outcome.py`); only a fault
-of the runner itself, such as a killed worker, is an exception here.
+On the local runner it is one pipeline, so that the worker processes start once: the plan reaches
+pass 2 as a side input, which no split of pass 2 can start without. Engines differ in how they take
+side inputs (Dask computes them again for every bundle), so there the driver makes the plan between
+two pipelines; what they leave in staging, which all of them see, joins the two. Failures are elements
+(`outcome.py`); only a fault of the runner itself, such as a killed worker, is an exception here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
 import os
-import sys
-import tempfile
+import platform
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
+from beam_jobs.engines import engine_of, engine_options, local_options
 from beam_jobs.keys import CountKeys, FinishPlan
-from beam_jobs.outcome import PLAN_FAILURE, RESULTS, Failure, load, save
+from beam_jobs.log import quiet_log
+from beam_jobs.outcome import ALL, PLAN_FAILURE, RESULTS, Failure, load, save
 from beam_jobs.plan import Plan, PlanSummary, Request
 from beam_jobs.scan import MakePlan, ScanSplit, read_plan
 from beam_jobs.sources import InputSplit, Source, Wishes
+from beam_jobs.sources.summary import SplitScan
 from beam_jobs.write import EncodeSplit, WriteShard, merge_statistics
-from tfpipe.errors import TfpipeError
+from tfpipe.errors import OutputError, TfpipeError
 from tfpipe.manifest import Shard
 
-# Input below this is converted in this process: starting workers takes longer than the work.
-IN_MEMORY_BYTES = 24 << 20
 # How long the runner may take to notice that a worker process died. It does so where it talks to that
 # worker; where it only waits for it, it waits forever (Beam 2.77: the future of the instruction is not ended).
 DEAD_WORKER_S = 5.0
@@ -68,51 +69,137 @@ class SavePlanFailure(beam.DoFn):
             save(self.staging, PLAN_FAILURE, dataclasses.asdict(plan))
 
 
-def build(
-    pipeline: beam.Pipeline,
-    *,
-    source: Source,
-    splits: Sequence[InputSplit],
-    wishes: Wishes,
-    request: Request,
-    staging: str,
-) -> None:
-    """Builds the pipeline.
+class SaveFailures(beam.DoFn):
+    """Leaves the failures of a pass over all input splits in staging for the driver.
 
     Args:
-        pipeline: to add to.
+        staging: the run's own directory.
+        name: of the file.
+    """
+
+    def __init__(self, staging: str, name: str) -> None:
+        self.staging, self.name = staging, name
+
+    def process(self, results: tuple[int, Iterable[tuple[int, object]]]) -> Iterator[None]:
+        """(ALL, all (split's index, anything | Failure)) -> nothing."""
+        yield from ()
+        if not os.path.isdir(self.staging):  # or the engine would tell of some file
+            raise OutputError(
+                f"the output must be a directory that every worker sees by the same path, got none on "
+                f"{platform.node()} ({os.path.dirname(self.staging)}). Choose an --output on a shared file system."
+            )
+        failures = {i: dataclasses.asdict(found) for i, found in results[1] if isinstance(found, Failure)}
+        save(self.staging, self.name, failures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be done.
+
+    Attributes:
         source: to read.
         splits: of the source, in order.
         wishes: what the scan checks.
         request: what the user asked for.
         staging: the run's own directory.
+        inline: whether pieces travel through the runner; see `pieces.py`.
     """
-    inputs = pipeline | "CreateSplits" >> beam.Create(splits) | "SpreadSplits" >> beam.Reshuffle()
-    plan = (
-        inputs
-        | "ScanSplit"
-        >> beam.ParDo(
-            ScanSplit(source, wishes, request.scan_limit, staging)
-        )  # (ALL, (index, SplitScan | Failure))
-        | "CollectScans" >> beam.GroupByKey()  # of one key: a third of the transforms that ToList has
-        | "MakePlan" >> beam.ParDo(MakePlan(request, source, splits, staging))  # Plan | Failure
-    )
-    if request.split_by:
-        plan = (
+
+    source: Source
+    splits: Sequence[InputSplit]
+    wishes: Wishes
+    request: Request
+    staging: str
+    inline: bool
+
+    def inputs(self, pipeline: beam.Pipeline) -> beam.PCollection[InputSplit]:
+        """The input splits, spread over the workers."""
+        return pipeline | "CreateSplits" >> beam.Create(self.splits) | "SpreadSplits" >> beam.Reshuffle()
+
+    def scan(self, inputs: beam.PCollection[InputSplit]) -> beam.PCollection:
+        """Pass 1: (ALL, all (index, SplitScan | Failure))."""
+        scan = ScanSplit(self.source, self.wishes, self.request.scan_limit, self.staging)
+        # Grouped by one key: a third of the transforms that ToList has.
+        return inputs | "ScanSplit" >> beam.ParDo(scan) | "CollectScans" >> beam.GroupByKey()
+
+    def count_keys(self, inputs: beam.PCollection[InputSplit], plan: Any) -> beam.PCollection:
+        """The pass in between, of `--split-by`: (ALL, all (index, counts | Failure))."""
+        count = CountKeys(self.request, self.source, self.staging)
+        return inputs | "CountKeys" >> beam.ParDo(count, plan) | "CollectKeys" >> beam.GroupByKey()
+
+    def write(self, inputs: beam.PCollection[InputSplit], plan: Any) -> None:
+        """Pass 2: leaves its results in staging."""
+        encode = EncodeSplit(self.request, self.source, self.staging, self.inline)
+        (
             inputs
-            | "CountKeys" >> beam.ParDo(CountKeys(request, source, staging), beam.pvalue.AsSingleton(plan))
-            | "CollectKeys" >> beam.GroupByKey()
-            | "FinishPlan" >> beam.ParDo(FinishPlan(request, staging), beam.pvalue.AsSingleton(plan))
+            | "EncodeSplit" >> beam.ParDo(encode, plan)
+            | "GroupByShard" >> beam.GroupByKey()  # (shard, [Piece | Failure])
+            | "WriteShard" >> beam.ParDo(WriteShard(self.staging), plan)
+            | "CollectShards" >> beam.GroupByKey()  # (ALL, [(shard, Shard | Failure)])
+            | "SaveResults" >> beam.ParDo(SaveResults(self.staging))
         )
-    plan | "SavePlanFailure" >> beam.ParDo(SavePlanFailure(staging))
-    (
-        inputs
-        | "EncodeSplit" >> beam.ParDo(EncodeSplit(request, source, staging), beam.pvalue.AsSingleton(plan))
-        | "GroupByShard" >> beam.GroupByKey()  # (shard, [Piece | Failure])
-        | "WriteShard" >> beam.ParDo(WriteShard(staging), beam.pvalue.AsSingleton(plan))
-        | "CollectShards" >> beam.GroupByKey()  # (ALL, [(shard, Shard | Failure)])
-        | "SaveResults" >> beam.ParDo(SaveResults(staging))
-    )
+
+    def make_plan(self) -> MakePlan:
+        """What makes the plan from all scans."""
+        return MakePlan(self.request, self.source, self.splits, self.staging)
+
+
+def run_in_one(job: Job, options: PipelineOptions) -> None:
+    """Runs both passes as one pipeline on the local runner."""
+    pipeline = beam.Pipeline(runner=FnApiRunner(), options=options)
+    inputs = job.inputs(pipeline)
+    plan = job.scan(inputs) | "MakePlan" >> beam.ParDo(job.make_plan())  # Plan | Failure
+    if job.request.split_by:
+        counts = job.count_keys(inputs, beam.pvalue.AsSingleton(plan))
+        finish = FinishPlan(job.request, job.staging)
+        plan = counts | "FinishPlan" >> beam.ParDo(finish, beam.pvalue.AsSingleton(plan))
+    plan | "SavePlanFailure" >> beam.ParDo(SavePlanFailure(job.staging))
+    job.write(inputs, beam.pvalue.AsSingleton(plan))
+    pipeline.run().wait_until_finish()
+
+
+def run_apart(job: Job, options: PipelineOptions) -> None:
+    """Runs each pass as a pipeline of its own on an engine; the driver makes the plan in between."""
+
+    def collect(name: str, build: Callable[[beam.PCollection[InputSplit]], beam.PCollection]) -> list[Any]:
+        pipeline = beam.Pipeline(options=options)
+        saved = f"{name}-failures.json"
+        build(job.inputs(pipeline)) | "SaveFailures" >> beam.ParDo(SaveFailures(job.staging, saved))
+        _finish(pipeline)
+        failures = {int(i): Failure(**found) for i, found in (load(job.staging, saved) or {}).items()}
+        found = ((split.index, load(job.staging, f"{name}-{split.index}.json")) for split in job.splits)
+        results = [
+            (i, failures.get(i, content)) for i, content in found if i in failures or content is not None
+        ]
+        if len(results) != len(job.splits) and not failures:
+            raise TfpipeError(
+                f"every input split must be read, got {len(results)} of {len(job.splits)}. Convert again."
+            )
+        return results
+
+    scans = [
+        (i, found if isinstance(found, Failure) else SplitScan.from_json(found))
+        for i, found in collect("scan", job.scan)
+    ]
+    (plan,) = job.make_plan().process((ALL, scans))
+    if job.request.split_by and not isinstance(plan, Failure):
+        counts = collect("keys", lambda inputs: job.count_keys(inputs, plan))
+        (plan,) = FinishPlan(job.request, job.staging).process((ALL, counts), plan)
+    if isinstance(plan, Failure):
+        save(job.staging, PLAN_FAILURE, dataclasses.asdict(plan))
+        return
+    pipeline = beam.Pipeline(options=options)
+    job.write(job.inputs(pipeline), plan)
+    _finish(pipeline)
+
+
+def _finish(pipeline: beam.Pipeline) -> None:
+    result = pipeline.run()
+    try:
+        result.wait_until_finish()
+    finally:
+        if (client := getattr(result, "client", None)) is not None:  # Dask's, which its runner leaves open
+            client.close()
 
 
 def run(
@@ -124,6 +211,7 @@ def run(
     staging: str,
     beam_args: Sequence[str],
     watch: Callable[[], None],
+    pieces: str = "auto",
 ) -> tuple[PlanSummary, list[Shard]]:
     """Runs both passes.
 
@@ -135,6 +223,7 @@ def run(
         staging: the run's own directory.
         beam_args: the user's options for Beam.
         watch: called a few times a second while the pipeline runs.
+        pieces: "inline", "files", or "auto" for what suits the runner.
 
     Returns:
         The plan that was carried out, and the shards in its order, verified.
@@ -142,15 +231,21 @@ def run(
     Raises:
         TfpipeError: whatever went wrong, the first problem of the input before all others.
     """
-    options = pipeline_options(beam_args, source.work_bytes)
-    with _quiet_log() as log:
+    engine = engine_of(beam_args)
+    if engine:
+        options = engine_options(beam_args, engine, len(splits))
+    else:
+        options = local_options(beam_args, source.work_bytes)
+    job = Job(
+        source=source, splits=splits, wishes=wishes, request=request, staging=staging,
+        inline=bool(engine) if pieces == "auto" else pieces == "inline",
+    )  # fmt: skip
+    with quiet_log() as log:
         outcome: list[BaseException] = []
 
         def body() -> None:
             try:
-                pipeline = beam.Pipeline(runner=FnApiRunner(), options=options)
-                build(pipeline, source=source, splits=splits, wishes=wishes, request=request, staging=staging)
-                pipeline.run().wait_until_finish()
+                (run_apart if engine else run_in_one)(job, options)
             except BaseException as error:
                 outcome.append(error)
 
@@ -172,6 +267,8 @@ def run(
             raise failures[0].to_error()
         if failures:
             raise TfpipeError(f"{failures[0].message}. Nothing was published. Details: {log.path}")
+        if outcome and isinstance(outcome[0], TfpipeError):
+            raise outcome[0]
         if outcome or not shards:
             what = _last_line(outcome[0]) if outcome else "no results"
             raise TfpipeError(
@@ -186,29 +283,6 @@ def run(
     return dataclasses.replace(plan, statistics=statistics), shards
 
 
-def pipeline_options(beam_args: Sequence[str], work_bytes: int) -> PipelineOptions:
-    """The user's options, with defaults for what they don't say.
-
-    Args:
-        beam_args: for Beam.
-        work_bytes: see `FileSource`.
-
-    Returns:
-        Options of the local runner: worker processes over all cores, or none for a small input.
-    """
-    options = PipelineOptions(list(beam_args))
-    given = {arg.split("=")[0] for arg in beam_args}
-    direct = options.view_as(DirectOptions)
-    if "--direct_running_mode" not in given:
-        small = work_bytes < IN_MEMORY_BYTES and "--direct_num_workers" not in given
-        direct.direct_running_mode = "in_memory" if small else "multi_processing"
-    if direct.direct_running_mode == "in_memory":
-        direct.direct_num_workers = 1
-    elif not direct.direct_num_workers or "--direct_num_workers" not in given:
-        direct.direct_num_workers = len(os.sched_getaffinity(0))
-    return options
-
-
 def _results(staging: str) -> tuple[list[Shard], list[Failure]]:
     if (failure := load(staging, PLAN_FAILURE)) is not None:
         return [], [Failure(**failure)]
@@ -219,65 +293,3 @@ def _results(staging: str) -> tuple[list[Shard], list[Failure]]:
 def _last_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}".rstrip(". ")
-
-
-class _Log:
-    """A file that takes what Beam and its workers say."""
-
-    def __init__(self, path: str) -> None:
-        self.path, self.kept = path, False
-        self.dead_worker: BaseException | None = None
-
-    def keep(self, trace: str) -> None:
-        """Keeps the file, with a traceback at its end."""
-        self.kept = True
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(f"\n{trace}\n")
-
-
-@contextlib.contextmanager
-def _quiet_log() -> Iterator[_Log]:
-    """Sends the log and the workers' stderr to a file, which is kept only if something goes wrong.
-
-    The workers inherit this process's stderr as a file descriptor, so that one is redirected;
-    Python's own `sys.stderr` keeps pointing to the terminal.
-    """
-    handle, path = tempfile.mkstemp(prefix="tfpipe-convert-", suffix=".log")
-    log = _Log(path)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    stream = open(handle, "a", encoding="utf-8")  # noqa: SIM115
-    root.handlers[:] = [logging.StreamHandler(stream)]
-    root.setLevel(logging.WARNING)
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    python_stderr = sys.stderr
-    redirect = python_stderr is sys.__stderr__
-
-    def note(args: threading.ExceptHookArgs) -> None:
-        traceback.print_exception(args.exc_value, file=stream)
-        if args.thread is not None and args.thread.name == "run_worker":  # waits for one process
-            log.dead_worker = args.exc_value
-
-    # What ends in a thread of the runner's, such as the stream to a worker that was killed.
-    excepthook, threading.excepthook = threading.excepthook, note
-    os.dup2(stream.fileno(), 2)
-    if redirect:
-        sys.stderr = open(os.dup(terminal), "w", buffering=1, encoding="utf-8")  # noqa: SIM115
-    try:
-        yield log
-    except BaseException:
-        log.kept = True
-        raise
-    finally:
-        if redirect:
-            sys.stderr.close()
-            sys.stderr = python_stderr
-        os.dup2(terminal, 2)
-        os.close(terminal)
-        root.handlers[:] = handlers
-        root.setLevel(level)
-        threading.excepthook = excepthook
-        stream.close()
-        if not log.kept:
-            os.unlink(path)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
-from beam_jobs.outcome import ALL, Failure, guarded, has_failed, load, save
+from beam_jobs.outcome import ALL, Failure, guarded, has_failed, load, save, unfinished
 from beam_jobs.plan import Plan, PlanSummary, Reject, Request, make_plan
 from beam_jobs.sources import InputSplit, Source, Wishes, printable
 from beam_jobs.sources.summary import SplitScan
@@ -125,7 +125,7 @@ def choose_compression(plan: Plan, source: Source, splits: Sequence[InputSplit])
 
 def save_rejects(staging: str, rejects: Sequence[Reject]) -> None:
     """Leaves the rows that are left out in staging, one JSON object a line."""
-    temporary = Path(staging) / f"{REJECTED}.{os.getpid()}.part"  # see write.EncodeSplit
+    temporary = Path(staging) / f"{REJECTED}{unfinished()}"
     with open(temporary, "w", encoding="utf-8") as file:
         for reject in rejects:
             line = {"origin": printable(reject.origin), "reason": reject.reason, "raw": reject.raw}

@@ -2,10 +2,8 @@
 
     InputSplit --EncodeSplit--> (shard, Piece) --group by shard--> WriteShard --> (shard, Shard | Failure)
 
-A piece is what one input split holds for one shard. Its bytes don't travel through the runner,
-whose GroupByKey would hold them in memory: they lie in the run's staging directory, one data
-file a split, records sorted by their place, and an index beside it. A shard's writer reads its
-ranges of all of them, part by part, so that memory stays bounded whatever the shard's size.
+A piece is what one input split holds for one shard. A shard's writer reads its ranges of all of
+them, part by part, so that memory stays bounded whatever the shard's size.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from beam_jobs.encode import RECORD_MAX_BYTES, Encoded, RecordTooLong, encode_batch
-from beam_jobs.encode_kernels import place_records
 from beam_jobs.keys import Placer
-from beam_jobs.outcome import ALL, Failure, guarded, has_failed, load, save
+from beam_jobs.outcome import ALL, Failure, guarded, has_failed, load, save, unfinished
+from beam_jobs.pieces import INLINE_BYTES, InlinePieces, Piece, PieceReader, gather
 from beam_jobs.plan import Plan, Request, ShardPlan
 from beam_jobs.scan import mark
 from beam_jobs.sources import InputSplit, Source
@@ -43,67 +40,18 @@ MAX_LEVEL = 9
 _CHUNK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """What one input split holds for one shard: ranges of the split's file in staging."""
-
-    split: int
-
-    def data_path(self, staging: str) -> Path:
-        """The records, batch by batch, each sorted by place."""
-        return Path(staging) / f"pieces-{self.split:05d}.data"
-
-    def index_path(self, staging: str) -> Path:
-        """int64: per batch of n records their n places and n + 1 file offsets; then every n; then how many."""
-        return Path(staging) / f"pieces-{self.split:05d}.index"
-
-    @property
-    def statistics_name(self) -> str:
-        """The file in staging that holds what its values are like."""
-        return f"statistics-{self.split}.json"
-
-    def batches(self, staging: str) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Per batch its places and offsets (int64[n], int64[n + 1]), as they lie in the index."""
-        index = np.memmap(self.index_path(staging), np.int64, "r")
-        num_batches = int(index[-1])
-        found = []
-        at = 0
-        for rows in index[-1 - num_batches : -1].tolist():
-            found.append((index[at : at + rows], index[at + rows : at + 2 * rows + 1]))
-            at += 2 * rows + 1
-        return found
-
-    def is_whole(self, staging: str, num_records: int) -> bool:
-        """Whether an earlier run left it with that many records, and nothing was lost of it since."""
-        data, index = self.data_path(staging), self.index_path(staging)
-        if (
-            not data.exists()
-            or load(staging, self.statistics_name) is None
-            or not index.exists()
-            or index.stat().st_size % 8
-            or not index.stat().st_size
-        ):
-            return False
-        batches = self.batches(staging)
-        rows = sum(len(places) for places, _ in batches)
-        # Not on the disk before its name is: after a loss of power there may be anything in it.
-        if any(len(offsets) != len(places) + 1 for places, offsets in batches):
-            return False
-        num_bytes = int(batches[-1][1][-1]) if batches else 0
-        return rows == num_records and data.stat().st_size == num_bytes
-
-
 class EncodeSplit(beam.DoFn):
-    """Encodes an input split and leaves its records in staging, sorted by place.
+    """Encodes an input split into pieces.
 
     Args:
         request: what the user asked for.
         source: to read.
         staging: the run's own directory.
+        inline: whether the pieces' bytes travel through the runner, instead of lying in staging.
     """
 
-    def __init__(self, request: Request, source: Source, staging: str) -> None:
-        self.request, self.source, self.staging = request, source, staging
+    def __init__(self, request: Request, source: Source, staging: str, inline: bool = False) -> None:
+        self.request, self.source, self.staging, self.inline = request, source, staging, inline
 
     @guarded(lambda _, failure: (-1, failure))
     def process(self, split: InputSplit, plan: Plan | Failure) -> Iterator[tuple[int, Piece | Failure]]:
@@ -112,45 +60,60 @@ class EncodeSplit(beam.DoFn):
             return
         piece = Piece(split=split.index)
         expected = int(plan.first_index[split.index + 1] - plan.first_index[split.index])
+        starts = np.array([shard.start for shard in plan.shards])
+        if self.inline:
+            inline = InlinePieces(split.index, starts)
+            for places, batch in self._batches(piece, split, plan, expected):
+                inline.add(places, batch.offsets, batch.data)
+                if inline.num_bytes >= INLINE_BYTES:
+                    yield from inline.take()
+            yield from inline.take()
+            mark(self.staging, "encode", split.index, expected)
+            return
         if not piece.is_whole(self.staging, expected):
             self._write(piece, split, plan, expected)
         mark(self.staging, "encode", split.index, expected)
-        starts = np.array([shard.start for shard in plan.shards])
         used: set[int] = set()
         for places, _ in piece.batches(self.staging):
             used.update((np.unique(np.searchsorted(starts, places, side="right")) - 1).tolist())
         for shard in sorted(used):
             yield shard, piece
 
-    def _write(self, piece: Piece, split: InputSplit, plan: Plan, expected: int) -> None:
-        rejected = plan.rejected.get(split.index, ())
-        rows = offset = 0
-        counts: list[int] = []
-        data_path, index_path = piece.data_path(self.staging), piece.index_path(self.staging)
-        own = f".{os.getpid()}.part"  # another worker may be at it: of a run that was killed and is resumed
+    def _batches(
+        self, piece: Piece, split: InputSplit, plan: Plan, expected: int
+    ) -> Iterator[tuple[np.ndarray, Encoded]]:
+        """Yields each batch's places, ascending, and its records in that order; leaves the statistics in staging."""
+        rows = 0
         statistics = DatasetStatistics(plan.schema)
         placer = Placer(self.request, plan, split.index)
-        with open(f"{data_path}{own}", "wb") as data, open(f"{index_path}{own}", "wb") as index:
-            for batch in self.source.read(split, plan.wishes, rejected):
-                features = plan.layout.assemble(batch)
-                places = placer.place(features)
-                order = np.argsort(places)
-                statistics.add(features)
-                encoded = self._encode(plan, split, features, order, rows)
-                places = places[order]
-                data.write(encoded.data)
-                index.write(places)
-                index.write(encoded.offsets + offset)
-                offset += len(encoded.data)
-                rows += batch.num_rows
-                counts.append(batch.num_rows)
-            index.write(np.array([*counts, len(counts)], np.int64))
+        for batch in self.source.read(split, plan.wishes, plan.rejected.get(split.index, ())):
+            features = plan.layout.assemble(batch)
+            places = placer.place(features)
+            order = np.argsort(places)
+            statistics.add(features)
+            yield places[order], self._encode(plan, split, features, order, rows)
+            rows += batch.num_rows
         if rows != expected:
             raise OutputError(
                 f"the input must not change while it is converted, got {rows} records instead of {expected} "
                 f"({self.source.origin(split, 1)}). Convert again when nothing writes to it."
             )
         save(self.staging, piece.statistics_name, statistics.to_json())
+
+    def _write(self, piece: Piece, split: InputSplit, plan: Plan, expected: int) -> None:
+        """Leaves the pieces of a split in staging."""
+        offset = 0
+        counts: list[int] = []
+        data_path, index_path = piece.data_path(self.staging), piece.index_path(self.staging)
+        own = unfinished()  # another worker may be at it: of a run that was killed and is resumed
+        with open(f"{data_path}{own}", "wb") as data, open(f"{index_path}{own}", "wb") as index:
+            for places, encoded in self._batches(piece, split, plan, expected):
+                data.write(encoded.data)
+                index.write(places)
+                index.write(encoded.offsets + offset)
+                offset += len(encoded.data)
+                counts.append(len(places))
+            index.write(np.array([*counts, len(counts)], np.int64))
         os.replace(f"{data_path}{own}", data_path)
         os.replace(f"{index_path}{own}", index_path)  # last: it says that all is whole
 
@@ -200,7 +163,7 @@ class WriteShard(beam.DoFn):
         if found is not None and path.exists():
             shard = Shard(**found)
         else:
-            own = path.with_name(f"{name}.{os.getpid()}.part")  # see EncodeSplit
+            own = path.with_name(f"{name}{unfinished()}")  # see EncodeSplit
             own.unlink(missing_ok=True)
             shard = write_shard(own, shard_plan, ordered, self.staging, plan.compression, plan.level)
             shard = dataclasses.replace(shard, name=name)
@@ -240,14 +203,14 @@ def write_shard(
         OutputError: a place has no record, or more than one.
         OSError: the disk.
     """
-    readers = [_PieceReader(piece, staging) for piece in pieces]
+    readers = [PieceReader(piece, staging) for piece in pieces]
     compressor = make_compressor(compression, level)
     digest = hashlib.sha256()
     num_bytes = uncompressed_bytes = 0
     try:
         with open(path, "xb") as file:
             for start, stop in zip(shard_plan.edges, shard_plan.edges[1:], strict=False):
-                data = _gather(readers, start, stop)
+                data = gather(readers, start, stop)
                 uncompressed_bytes += len(data)
                 view = memoryview(data)
                 for low in range(0, len(view), _CHUNK_BYTES):
@@ -306,59 +269,6 @@ def make_compressor(compression: str, level: int) -> Any:
     from isal import isal_zlib
 
     return isal_zlib.compressobj(level, isal_zlib.DEFLATED, WINDOW_BITS[compression])
-
-
-class _PieceReader:
-    """Reads ranges of places from one split's file."""
-
-    def __init__(self, piece: Piece, staging: str) -> None:
-        self.batches = piece.batches(staging)
-        self.path = piece.data_path(staging)
-        self.file = os.open(self.path, os.O_RDONLY)
-
-    def ranges(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-        """Yields (places, lengths, file offset) of each batch's records in [start, stop)."""
-        for places, offsets in self.batches:
-            low, high = np.searchsorted(places, (start, stop))
-            if low < high:
-                yield np.array(places[low:high]), np.diff(offsets[low : high + 1]), int(offsets[low])
-
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        while buffer:
-            count = os.preadv(self.file, [buffer], offset)
-            if not count:
-                raise OutputError(
-                    f"a staging file must keep what was written, got its end at {offset} ({self.path})."
-                )
-            buffer, offset = buffer[count:], offset + count
-
-    def close(self) -> None:
-        os.close(self.file)
-
-
-def _gather(readers: list[_PieceReader], start: int, stop: int) -> np.ndarray:
-    """The records of the places [start, stop), in order (uint8[])."""
-    found = [(reader, *found) for reader in readers for found in reader.ranges(start, stop)]
-    slots = np.concatenate([places for _, places, _, _ in found] or [np.empty(0, np.int64)]) - start
-    lengths = np.concatenate([lengths for _, _, lengths, _ in found] or [np.empty(0, np.int64)])
-    if len(slots) != stop - start or (np.bincount(slots, minlength=stop - start) != 1).any():
-        raise OutputError(
-            f"every place must get exactly one record, got {len(slots)} for places {start} to {stop - 1}. "
-            f"Nothing was published: convert again."
-        )
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    raw = np.empty(int(offsets[-1]), np.uint8)
-    at = 0
-    for reader, _, range_lengths, offset in found:
-        size = int(range_lengths.sum())
-        reader.read_into(memoryview(raw)[at : at + size], offset)
-        at += size
-    by_slot = np.empty(len(slots), np.int64)
-    by_slot[slots] = lengths
-    out_offsets = np.concatenate(([0], np.cumsum(by_slot)))
-    out = np.empty_like(raw)
-    place_records(raw, offsets, slots, out, out_offsets)
-    return out
 
 
 def _put(file: BinaryIO, digest: Any, chunk: Any) -> int:
