@@ -72,7 +72,10 @@ def engine_options(beam_args: Sequence[str], engine: str, num_splits: int) -> Pi
         # Beam's default puts 128 elements into one partition, which one thread works on.
         if not any(arg.startswith(("--dask_npartitions", "--dask_partition_size")) for arg in args):
             args.append(f"--dask_npartitions={min(num_splits, _DASK_MAX_PARTITIONS)}")
-    return PipelineOptions(args)
+    options = PipelineOptions(args)
+    if engine == "DaskRunner":  # which Beam knows by its full name alone
+        options.view_as(StandardOptions).runner = "apache_beam.runners.dask.dask_runner.DaskRunner"
+    return options
 
 
 def local_options(beam_args: Sequence[str], work_bytes: int) -> PipelineOptions:

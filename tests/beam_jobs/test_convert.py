@@ -168,7 +168,7 @@ def test_a_directory_is_walked_and_what_is_left_out_is_told(tmp_path, capfd):
         (["--pack", "p=a,a"], "twice"),
         (["--pack", "p=a", "--pack", "q=a"], "packed once"),
         (["--pack", "b=a"], "new name"),
-        (["--runner", "DataflowRunner"], "DataflowRunner"),
+        (["--runner", "InteractiveRunner"], "InteractiveRunner"),
         (["--schema", "missing.json"], "missing.json"),
         (["--json", "missing/summary.json"], "missing/summary.json"),
     ],
